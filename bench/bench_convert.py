@@ -1,0 +1,146 @@
+"""Figure 2: `quantkit convert --method rtn` against llm-compressor's model_free_ptq, time and memory.
+
+    python bench/bench_convert.py [--json FILE] [--work DIR] [--rounds 3] [--group-size 32] [--quick]
+
+Speed: the same GLM-5.2-shaped source (real layer shapes, one dense and one MoE layer of 16 experts, 1.1 GiB),
+the same group size, the same two workers, in turn A B A B in one run; medians are compared. Ours does more
+work than the peer: it hashes every source and output byte, fsyncs, and writes a prefill view, here by
+hard link (`--prefill link`) because the peer writes none.
+
+Memory: peak PSS over the whole process tree, for 1 to 4 GiB of source and for shards of 0.25 to 2 GiB.
+
+Physical limit reported beside it: the time to read the source once and write the output once with plain
+`read`/`write` calls and to hash both once with SHA-256, on one core, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from make_checkpoint import write
+from measure import Measured, Row, run_measured, write_rows
+from peer_env import peer_python
+
+GIB, MIB = 2**30, 2**20
+HERE = Path(__file__).resolve().parent
+
+
+def ours(source: Path, out: Path, group_size: int) -> Measured:
+    """One conversion by quantkit into a fresh directory."""
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(f"{out}.partial", ignore_errors=True)
+    command = [sys.executable, "-m", "quantkit", "convert", str(source), "--w4", "--method", "rtn"]
+    command += ["--group-size", str(group_size), "--prefill", "link", "-j", "2", "-q", "-o", str(out)]
+    return checked(run_measured(command))
+
+
+def peer(source: Path, out: Path, group_size: int) -> Measured:
+    """One conversion by llm-compressor into a fresh directory."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = [peer_python(), str(HERE / "peer_model_free_ptq.py"), str(source), str(out), str(group_size), "2"]
+    return checked(run_measured(command))
+
+
+def checked(run: Measured) -> Measured:
+    """The run, or an error with its output if it failed: a failed run is not a fast one."""
+    if run.returncode:
+        raise SystemExit(f"a measured command failed with {run.returncode}:\n{run.stdout}\n{run.stderr}")
+    return run
+
+
+def limit_s(source: Path, out: Path) -> float:
+    """Seconds to read the source and write the decode view once, hashing both, with nothing else to do."""
+    start = time.perf_counter()
+    with tempfile.NamedTemporaryFile(dir=out.parent) as sink:
+        for tree, copy in ((source, False), (out / "decode", True)):
+            for path in sorted(tree.glob("*.safetensors")):
+                digest = hashlib.sha256()
+                with open(path, "rb", buffering=0) as f:
+                    while block := f.read(8 * MIB):
+                        digest.update(block)
+                        if copy:
+                            sink.write(block)
+        sink.flush()
+        os.fsync(sink.fileno())
+    return time.perf_counter() - start
+
+
+def speed_rows(work: Path, group_size: int, rounds: int) -> list[Row]:
+    source = work / "glm-1g"
+    total = write(source, moe_layers=1, experts=16, shard_bytes=GIB // 2)
+    a, b = [], []
+    ours(source, work / "ours", group_size)  # warms the page cache for both
+    for _ in range(rounds):
+        a.append(ours(source, work / "ours", group_size))
+        b.append(peer(source, work / "peer", group_size))
+    ta, tb = (statistics.median(r.wall_s for r in x) for x in (a, b))
+    ma, mb = (max(r.peak_pss_bytes for r in x) / MIB for x in (a, b))
+    name = "llm-compressor model_free_ptq"
+    rows = [
+        Row("convert rtn, source", total / GIB, "GiB"),
+        Row("convert rtn, wall", ta, "s", name, tb),
+        Row("convert rtn, speed-up over peer", tb / ta, "x", name, 1.0, ">= 8", tb / ta >= 8),
+        Row("convert rtn, peak PSS", ma, "MiB", name, mb, "<= 900", ma <= 900),
+        Row("convert rtn, read+hash+write+hash once, one core", limit_s(source, work / "ours"), "s"),
+    ]
+    for tree in (source, work / "ours", work / "peer"):
+        shutil.rmtree(tree, ignore_errors=True)
+    return rows
+
+
+def memory_rows(work: Path, group_size: int, quick: bool) -> list[Row]:
+    rows, peaks = [], {}
+    cases = [
+        ("1 GiB source", 1, 0.5),
+        ("4 GiB source", 5, 0.5),
+        ("0.25 GiB shards", 3, 0.25),
+        ("2 GiB shards", 3, 2.0),
+    ]
+    for label, moe_layers, shard_gib in cases[:1] if quick else cases:
+        source = work / "memory"
+        total = write(source, moe_layers=moe_layers, experts=16, shard_bytes=int(shard_gib * GIB))
+        peaks[label] = ours(source, work / "ours", group_size).peak_pss_bytes / MIB
+        rows.append(
+            Row(
+                f"peak PSS, {label} ({total / GIB:.2f} GiB)",
+                peaks[label],
+                "MiB",
+                target="<= 900",
+                holds=peaks[label] <= 900,
+            )
+        )
+        for tree in (source, work / "ours"):
+            shutil.rmtree(tree, ignore_errors=True)
+    for what, x, y in (
+        () if quick else (("source 1 to 4 GiB", *list(peaks)[:2]), ("shards 0.25 to 2 GiB", *list(peaks)[2:]))
+    ):
+        growth = peaks[y] / peaks[x]
+        rows.append(
+            Row(f"peak PSS growth, {what}", growth, "x", target="within 10 %", holds=abs(growth - 1) <= 0.1)
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json")
+    parser.add_argument("--work", type=Path, help="directory for sources and outputs (needs 12 GiB)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--group-size", type=int, default=32)
+    parser.add_argument("--quick", action="store_true", help="one memory case only")
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=a.work) as work:
+        rows = speed_rows(Path(work), a.group_size, a.rounds) + memory_rows(Path(work), a.group_size, a.quick)
+    write_rows(rows, a.json)
+
+
+if __name__ == "__main__":
+    main()
