@@ -33,7 +33,7 @@ types: setup ## mypy, strict
 	$(BIN)/mypy
 
 packaging: setup ## build the wheel and look into it
-	$(TEST_ENV) QUANTKIT_TEST_WHEEL=1 $(BIN)/python -m pytest tests/test_packaging.py
+	$(TEST_ENV) $(BIN)/python -m pytest -m packaging tests/test_packaging.py
 
 check: lint types test packaging ## everything that continuous integration runs
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from quantkit.safetensors_header import render_header
 
 import quantkit_kernels as kernels
-from quantkit.safetensors_header import render_header
 from quantkit.scheme import OutputTensor
 
 HIDDEN, EXPERT_WIDTH, DENSE_WIDTH, VOCAB = 6144, 2048, 12288, 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import venv
@@ -19,9 +18,7 @@ PACKAGE_ROOTS = {
     "quantkit_serve": ROOT / "serve" / "quantkit_serve",
     "quantkit_evals": ROOT / "evals" / "quantkit_evals",
 }
-# Building needs the network for setuptools and takes a minute; `make packaging` asks for it, `make check` and
-# continuous integration run that target.
-pytestmark = pytest.mark.skipif(not os.environ.get("QUANTKIT_TEST_WHEEL"), reason="run by `make packaging`")
+pytestmark = pytest.mark.packaging
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +60,13 @@ def test_wheel_installs_and_converts_without_the_source_tree(wheel: Path, tmp_pa
     venv.create(tmp_path / "v", with_pip=False, symlinks=True)
     site = next((tmp_path / "v" / "lib").glob("python3*")) / "site-packages"
     zipfile.ZipFile(wheel).extractall(site)
-    # The dependencies come from the environment that runs the tests; only quantkit itself must come from the wheel.
+    # Dependencies come from the environment that runs the tests; only quantkit must come from the wheel.
     deps = [p for p in sys.path if p.endswith("site-packages")]
     (site / "dependencies.pth").write_text("\n".join(deps) + "\n")
     python = tmp_path / "v" / "bin" / "python"
-    where = subprocess.run(
-        [python, "-c", "import quantkit, quantkit_kernels as k; print(quantkit.__file__); print(k.describe()['backend'])"],
-        capture_output=True, text=True, check=True, cwd=tmp_path,
-    ).stdout.split()  # fmt: skip
+    code = "import quantkit, quantkit_kernels as k; print(quantkit.__file__, k.describe()['backend'])"
+    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    where = asked.stdout.split()
     assert where[0].startswith(str(site)), where
     assert where[1] == "cpu"
     done = subprocess.run(
