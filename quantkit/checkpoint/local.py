@@ -101,7 +101,7 @@ class LocalStore:
                     raise _os_problem(error, self.root / name) from error
                 if count == 0:
                     raise SourceError(
-                        f"file ends at byte {offset + done:,}, but bytes {offset:,} to {offset + len(view):,} are needed",
+                        f"ends at byte {offset + done:,}; bytes {offset:,} to {offset + len(view):,} are needed",
                         where=os.fspath(self.root / name),
                         hint="The file is truncated: download or copy it again.",
                     )
@@ -187,7 +187,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
 
 def _broken(link: Path) -> SourceError:
     return SourceError(
-        f"symbolic link leads nowhere (its target is {os.readlink(link)})",
+        f"symbolic link leads nowhere (its target is {link.readlink()})",
         where=os.fspath(link),
         hint="Restore the target or download the checkpoint again.",
     )
