@@ -1,0 +1,11 @@
+"""What a conversion does to a model: perplexity and fidelity of one set of weights against another.
+
+Library functions only; torch and transformers (extra ``eval``) are imported inside the functions that need them,
+so that importing this package stays cheap. ``python -m quantkit_evals.demo`` is what ``make demo`` runs.
+
+    text         bundled text as token blocks, the same for every model with the same tokenizer
+    dequantized  BF16 copy of a checkpoint or view, made by our own kernels, that transformers can load
+    models       transformers models from a directory on disk, with the checks that a silent load would skip
+    perplexity   perplexity over held-out blocks with its standard error
+    fidelity     mean KL divergence, top-1 agreement and flips of one model against another
+"""

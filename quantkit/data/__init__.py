@@ -1,9 +1,9 @@
 """Models and text that ship with quantkit, with pinned digests.
 
 ``tiny-glm`` and ``tiny-qwen3`` are trained models of 14.5 and 12.5 million parameters in the FP8 block layout of
-their large relatives (``tools/train_tiny.py`` and ``tools/export_fp8.py`` made them); ``calib`` and ``heldout`` are
-public-domain English that neither model was trained on. They make the demo, the tests and the quality figures
-work without a network. ``digests.json`` pins every file; a retraining need not be bit-equal to it.
+their large relatives (the scripts in ``tools/`` made them); ``calib`` and ``heldout`` are public-domain English
+that neither model was trained on. They make the demo, the tests and the quality figures work without a network.
+``digests.json`` pins every file; a retraining need not be bit-equal to it.
 
 Left out: anything that needs numpy or torch. Reading the files is the checkpoint reader's business.
 """
@@ -59,6 +59,7 @@ def verify_bundled(name: str | None = None) -> list[str]:
     Raises:
         UsageError: nothing bundled has this name.
     """
+    below: tuple[str, ...]
     if name is None:
         below = ("models/", "text/")
     elif name in MODELS:
