@@ -2,7 +2,7 @@
 
     python bench/bench_convert.py [--json FILE] [--work DIR] [--rounds 3] [--group-size 32] [--quick]
 
-Speed: the same GLM-5.2-shaped source (real layer shapes, one dense and one MoE layer of 16 experts, 1.1 GiB),
+Speed: the same GLM-5.2-shaped source (real layer shapes, one MoE layer of 24 experts, 1.1 GiB),
 the same group size, the same two workers, in turn A B A B in one run; medians are compared. Ours does more
 work than the peer: it hashes every source and output byte, fsyncs, and writes a prefill view, here by
 hard link (`--prefill link`) because the peer writes none.
@@ -75,7 +75,7 @@ def limit_s(source: Path, out: Path) -> float:
 
 def speed_rows(work: Path, group_size: int, rounds: int) -> list[Row]:
     source = work / "glm-1g"
-    total = write(source, moe_layers=1, experts=16, shard_bytes=GIB // 2)
+    total = write(source, moe_layers=1, experts=24, shard_bytes=GIB // 2)
     a, b = [], []
     ours(source, work / "ours", group_size)  # warms the page cache for both
     for _ in range(rounds):
@@ -106,7 +106,7 @@ def memory_rows(work: Path, group_size: int, quick: bool) -> list[Row]:
     ]
     for label, moe_layers, shard_gib in cases[:1] if quick else cases:
         source = work / "memory"
-        total = write(source, moe_layers=moe_layers, experts=16, shard_bytes=int(shard_gib * GIB))
+        total = write(source, moe_layers=moe_layers, experts=24, shard_bytes=int(shard_gib * GIB))
         peaks[label] = ours(source, work / "ours", group_size).peak_pss_bytes / MIB
         rows.append(
             Row(
