@@ -3,10 +3,10 @@
     python bench/make_checkpoint.py OUT [--dense-layers 0] [--moe-layers 1] [--experts 16] [--shard-gib 1.0]
 
 Dense layers, then sparse ones: hidden 6144, expert width 2048, attention and indexer as published; the
-vocabulary is cut to 1,024. One MoE layer of 24 experts makes 1.1 GiB, of which 78 % are routed experts (97 % in the
-published model, which has 256 of them a layer). The weights are drawn from a pool of normally distributed values in e4m3 (codes of a real checkpoint are
-distributed alike), each tensor from its own offset, so that writing is bound by the disk and not by the
-random generator.
+vocabulary is cut to 1,024. One MoE layer of 24 experts makes 1.1 GiB, of which 78 % are routed experts (97 % in
+the published model, which has 256 of them a layer). The weights are drawn from a pool of normally distributed
+values in e4m3 (codes of a real checkpoint are distributed alike), each tensor from its own offset, so that
+writing is bound by the disk and not by the random generator.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from quantkit.safetensors_header import render_header
 
 import quantkit_kernels as kernels
+from quantkit.safetensors_header import render_header
 from quantkit.scheme import OutputTensor
 
 HIDDEN, EXPERT_WIDTH, DENSE_WIDTH, VOCAB = 6144, 2048, 12288, 1024
