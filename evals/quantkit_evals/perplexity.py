@@ -1,8 +1,8 @@
 """Perplexity over blocks of held-out tokens.
 
 Logits are made for a few blocks at a time and reduced at once to one number per block, so memory does not grow
-with the text. Cross-entropy is computed in float32 whatever the model's dtype. Every token of a block but the first
-is predicted, from the tokens of its own block only.
+with the text. Cross-entropy is computed in float32 whatever the model's dtype. Every token of a block but the
+first is predicted, from the tokens of its own block only.
 
 Legend: B blocks, T tokens per block, V vocabulary.
 """
