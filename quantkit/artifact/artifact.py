@@ -1,0 +1,71 @@
+"""An artifact on disk: two views, a manifest, one line per source tensor.
+
+Opening reads the manifest only. Views open when they are first used; nothing is loaded before a weight is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .layout import DECODE, PREFILL
+from .manifest import Manifest, load_manifest
+from .records import TensorRecord, read_records
+from .view import View
+
+if TYPE_CHECKING:
+    from .verify import VerifyReport
+
+
+class Artifact:
+    """A finished artifact; usable as a context manager.
+
+    Attributes:
+        path: its directory.
+        manifest: the contract.
+        decode: INT4 view.
+        prefill: FP8 view.
+        was_complete: set by ``convert`` when there was nothing left to do.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self.was_complete = False
+        views = manifest.views
+        self.decode = View(path / DECODE, is_reference=views["decode"].stored == "reference")
+        self.prefill = View(path / PREFILL, is_reference=views["prefill"].stored == "reference")
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Artifact:
+        """Open a directory.
+
+        Raises:
+            ArtifactError: it is not an artifact, or of a version this quantkit does not know.
+        """
+        directory = Path(path)
+        return cls(directory, load_manifest(directory))
+
+    def records(self) -> Iterator[TensorRecord]:
+        """The fate of every source tensor, in the source's order."""
+        return read_records(self.path)
+
+    def verify(self, **options: Any) -> VerifyReport:
+        """Check it; options as in :func:`quantkit.artifact.verify.verify_artifact`."""
+        from .verify import verify_artifact
+
+        return verify_artifact(self.path, **options)
+
+    def close(self) -> None:
+        self.decode.close()
+        self.prefill.close()
+
+    def __enter__(self) -> Artifact:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,111 @@
+"""``tensors.jsonl``: one line per source tensor, in the source's order: what became of it in each view.
+
+A line that keeps its bytes under its name needs no outputs: its ``sha256`` is the output's. Every other outcome lists
+the tensors written, with their digests. Error figures stand at the weight, relative to its energy, rounded to six
+significant digits: sqrt(sum of squared differences / sum of squared weights).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArtifactError
+from .canonical import canonical_json
+from .layout import TENSORS
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one view holds of a source tensor: the action (``plan.fate.Action``) and the tensors it became."""
+
+    action: str
+    outputs: dict[str, str] = field(default_factory=dict)  # name in the view -> sha256
+    method: str | None = None
+    group_size: int | None = None
+    relative_error: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"action": self.action}
+        if self.outputs:
+            content["outputs"] = self.outputs
+        for key in ("method", "group_size", "relative_error"):
+            if (value := getattr(self, key)) is not None:
+                content[key] = value
+        return content
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> Outcome:
+        return Outcome(**content)
+
+    def tensors(self, name: str, sha256: str) -> dict[str, str]:
+        """Name in the view -> sha256 of every tensor this outcome stands for."""
+        return {name: sha256} if self.action == "keep" else self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """One line: the source tensor and its fate in both views."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    sha256: str
+    role: str
+    layer: int | None
+    expert: int | None
+    is_mtp: bool
+    decode: Outcome
+    prefill: Outcome
+    reason: str | None = None
+
+    def render(self) -> bytes:
+        content: dict[str, Any] = {
+            "name": self.name, "dtype": self.dtype, "shape": list(self.shape), "file": self.file,
+            "sha256": self.sha256, "role": self.role, "decode": self.decode.to_json(),
+            "prefill": self.prefill.to_json(),
+        }  # fmt: skip
+        for key in ("layer", "expert", "reason"):
+            if (value := getattr(self, key)) is not None:
+                content[key] = value
+        if self.is_mtp:
+            content["is_mtp"] = True
+        return canonical_json(content) + b"\n"
+
+    def outcome(self, view: str) -> Outcome:
+        return self.decode if view == "decode" else self.prefill
+
+
+def parse_record(line: bytes) -> TensorRecord:
+    """Raises ValueError, KeyError or TypeError for a line that is not a record."""
+    content = json.loads(line)
+    return TensorRecord(
+        name=content["name"], dtype=content["dtype"], shape=tuple(content["shape"]), file=content["file"],
+        sha256=content["sha256"], role=content["role"], layer=content.get("layer"), expert=content.get("expert"),
+        is_mtp=content.get("is_mtp", False), reason=content.get("reason"),
+        decode=Outcome.from_json(content["decode"]), prefill=Outcome.from_json(content["prefill"]),
+    )  # fmt: skip
+
+
+def read_records(directory: Path) -> Iterator[TensorRecord]:
+    """The lines of an artifact's ``tensors.jsonl``.
+
+    Raises:
+        ArtifactError: the file is missing, or a line is not a record (with its number).
+    """
+    path = directory / TENSORS
+    try:
+        handle = open(path, "rb")
+    except OSError as problem:
+        raise ArtifactError(f"cannot be read ({problem.strerror})", where=str(path)) from problem
+    with handle:
+        for number, line in enumerate(handle, 1):
+            try:
+                record = parse_record(line)
+            except (ValueError, KeyError, TypeError, AttributeError) as problem:
+                raise ArtifactError(f"line {number} is not a tensor record", where=str(path)) from problem
+            yield record

@@ -1,0 +1,186 @@
+"""Writes one safetensors file whose tensors are known beforehand: header first, then bytes at their offsets.
+
+Why not ``safetensors.save_file``: it wants all tensors in memory, is not deterministic with more than one metadata
+key and leaves mode 0600. Here offsets are fixed before the first byte, so that many threads write different tensors
+at once (pwrite), every tensor is hashed as it is written, and a file interrupted half-way can be continued.
+
+A shard lives under ``NAME.unfinished`` until ``finish``: hash of the whole file in one in-order pass, fdatasync,
+rename, directory fsync, in this order; a file under its final name is therefore complete.
+
+Left out: the journal that says which tensors of an unfinished shard are already there (``journal.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..safetensors_header import render_header
+from ..scheme import OutputTensor
+from .canonical import READ_BYTES, hash_file
+from .durable import disk_errors, fsync_dir
+from .layout import UNFINISHED_SUFFIX
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """A finished file: size in bytes and sha256 of all of it."""
+
+    nbytes: int
+    sha256: str
+
+
+class TensorSink:
+    """Takes the bytes of one tensor in order; one thread at a time.
+
+    ``digest()`` is the sha256 of what was written and raises if bytes are missing: that is a bug in the caller,
+    since the shapes were planned.
+    """
+
+    def __init__(self, fd: int, path: Path, tensor: OutputTensor, offset: int) -> None:
+        self._fd, self._path, self._tensor, self._offset = fd, path, tensor, offset
+        self._written = 0
+        self._sha = hashlib.sha256()
+
+    def write(self, data: Buffer) -> None:
+        view = memoryview(data)
+        if view.format != "B" or view.ndim != 1:
+            view = view.cast("B")
+        if self._written + len(view) > self._tensor.nbytes:
+            raise RuntimeError(f"{self._tensor.name}: more bytes than its shape has")
+        with disk_errors(self._path):
+            pwrite_all(self._fd, view, self._offset + self._written)
+        self._sha.update(view)
+        self._written += len(view)
+
+    def digest(self) -> str:
+        if self._written != self._tensor.nbytes:
+            raise RuntimeError(f"{self._tensor.name}: {self._written} of {self._tensor.nbytes} bytes written")
+        return self._sha.hexdigest()
+
+
+class ShardWriter:
+    """A shard being written; see the module docstring for its life.
+
+    Args:
+        path: final path; its directory exists.
+        tensors: all tensors in file order.
+
+    A file left by an earlier run is continued when its header is the same, else started anew; ``resumed`` tells.
+
+    Raises:
+        EnvironmentProblem: the disk is full or not writable.
+    """
+
+    def __init__(self, path: Path, tensors: Sequence[OutputTensor]) -> None:
+        self.path = path
+        self.unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+        self._header = render_header(tensors)
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._offsets: dict[str, int] = {}
+        position = len(self._header)
+        for tensor in tensors:
+            self._offsets[tensor.name] = position
+            position += tensor.nbytes
+        self.nbytes = position
+        with disk_errors(path):
+            self._fd = os.open(self.unfinished, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self.resumed = self._has_same_header()
+            if not self.resumed:
+                self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _has_same_header(self) -> bool:
+        return (
+            os.fstat(self._fd).st_size == self.nbytes
+            and os.pread(self._fd, len(self._header), 0) == self._header
+        )
+
+    def _start(self) -> None:
+        with disk_errors(self.path):
+            os.ftruncate(self._fd, 0)
+            reserve(self._fd, self.nbytes)
+            pwrite_all(self._fd, memoryview(self._header), 0)
+
+    def sink(self, name: str) -> TensorSink:
+        """Where to write the bytes of one tensor."""
+        return TensorSink(self._fd, self.path, self._tensors[name], self._offsets[name])
+
+    def rehash(self, name: str) -> str:
+        """sha256 of what the file holds for a tensor now (after an interruption)."""
+        digest, position = hashlib.sha256(), self._offsets[name]
+        end = position + self._tensors[name].nbytes
+        while position < end:
+            data = os.pread(self._fd, min(READ_BYTES, end - position), position)
+            if not data:
+                break
+            digest.update(data)
+            position += len(data)
+        return digest.hexdigest()
+
+    def sync(self) -> None:
+        """Make everything written so far durable (data before journal)."""
+        with disk_errors(self.path):
+            os.fdatasync(self._fd)
+
+    def finish(self) -> FileDigest:
+        """Complete the file under its final name; all tensors were written.
+
+        The hash pass reads the file back while the kernel is already writing it out, and comes before the sync.
+        """
+        sha256, nbytes = hash_file(self.unfinished)
+        with disk_errors(self.path):
+            os.fdatasync(self._fd)
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            self.unfinished.replace(self.path)
+            fsync_dir(self.path.parent)
+        self.close()
+        return FileDigest(nbytes, sha256)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def pwrite_all(fd: int, view: memoryview, offset: int) -> None:
+    """pwrite until everything is written; a short write is legal and happens on a full disk."""
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Set the size of a file and reserve its blocks where the file system can.
+
+    The raw system call, not ``os.posix_fallocate``: glibc emulates the latter by writing into every block where
+    the file system has no such operation, which doubles the writing.
+    """
+    os.ftruncate(fd, nbytes)
+    if nbytes and _libc is not None and _libc.fallocate(fd, 0, 0, nbytes) != 0:
+        code = ctypes.get_errno()
+        if code in _REFUSALS:
+            raise OSError(code, os.strerror(code))
+
+
+def _load_libc() -> ctypes.CDLL | None:
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    except (OSError, AttributeError):
+        return None
+    return libc
+
+
+_libc = _load_libc()
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the space is not there; other codes mean "can't tell"
