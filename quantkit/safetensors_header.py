@@ -1,36 +1,53 @@
-"""The safetensors header as quantkit writes it: known before any data, the same bytes every time.
+"""The header of a safetensors file, rendered the same way every time, and the order of bytes behind it.
 
-Why our own and not ``safetensors.serialize``: a streaming writer must put the header first and fill in the
-data later, and the library's output order depends on a hash map when there is more than one metadata key.
-Entries stand in file order, keys without spaces, one metadata key, spaces up to a multiple of eight bytes
-(as the library pads, so that tensor data is aligned).
+Planning needs the exact size of a file before anything is written, writing needs the bytes, and both must
+agree, so both use this. safetensors' own ``save_file`` is not used: it is not deterministic with more than
+one metadata key and needs all tensors in memory.
 
-Source: safetensors format description, https://huggingface.co/docs/safetensors (section "Format").
+Source: safetensors 0.8 format description: 8 bytes little-endian header length, JSON, padding with spaces to a
+multiple of 8, then the data without gaps.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
+from .dtypes import BITS
 from .scheme import OutputTensor
 
-ALIGNMENT = 8
+METADATA: Mapping[str, str] = {"format": "pt"}
 
 
-def render_header(tensors: Iterable[OutputTensor]) -> bytes:
-    """Length prefix and JSON of a file that holds ``tensors`` back to back in this order.
+def file_order(tensors: Iterable[OutputTensor]) -> tuple[OutputTensor, ...]:
+    """The tensors in the order of their bytes: wide dtypes first, otherwise in the order given.
 
-    Raises:
-        ValueError: two tensors of one name.
+    The format allows no gaps, and readers reinterpret slices of the file as int64 or float32, which fails on an
+    offset that is not a multiple of the width. Descending width keeps every tensor aligned.
     """
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
+    return tuple(sorted(tensors, key=lambda t: -BITS[t.dtype]))
+
+
+def render_header(tensors: Sequence[OutputTensor], metadata: Mapping[str, str] = METADATA) -> bytes:
+    """Header of a file whose data are these tensors, back to back in this order (see :func:`file_order`).
+
+    Includes the 8 bytes of length, so that ``len(render_header(...))`` is the offset of the first tensor.
+    """
+    parts = []
+    if metadata:
+        parts.append(f'"__metadata__":{_json(dict(metadata))}')
+    offset = 0
     for t in tensors:
-        if t.name in entries:
-            raise ValueError(f"tensor {t.name!r} appears twice in one file")
-        start, end = end, end + t.nbytes
-        entries[t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [start, end]}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+        stop = offset + t.nbytes
+        shape = ",".join(map(str, t.shape))
+        parts.append(
+            f'{_json(t.name)}:{{"dtype":"{t.dtype}","shape":[{shape}],"data_offsets":[{offset},{stop}]}}'
+        )
+        offset = stop
+    body = ("{" + ",".join(parts) + "}").encode()
+    body += b" " * (-len(body) % 8)
+    return len(body).to_bytes(8, "little") + body
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
