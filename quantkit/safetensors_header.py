@@ -40,9 +40,7 @@ def render_header(tensors: Sequence[OutputTensor], metadata: Mapping[str, str] =
     for t in tensors:
         stop = offset + t.nbytes
         shape = ",".join(map(str, t.shape))
-        parts.append(
-            f'{_json(t.name)}:{{"dtype":"{t.dtype}","shape":[{shape}],"data_offsets":[{offset},{stop}]}}'
-        )
+        parts.append(f'{_json(t.name)}:{{"dtype":"{t.dtype}","shape":[{shape}],"data_offsets":[{offset},{stop}]}}')
         offset = stop
     body = ("{" + ",".join(parts) + "}").encode()
     body += b" " * (-len(body) % 8)

@@ -24,7 +24,9 @@ _PARTS = (
     "e_score_correction_bias", "input_scale", "inv_freq", "weight", "bias",
 )  # fmt: skip
 _EXPERT_PATTERN = re.compile(r"(?:^|\.)experts\.\d+\.([A-Za-z_]\w*)\.")
-_FUSED_PATTERN = re.compile(r"(?:^|\.)experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w1|w2|w3|w13)(?:[._]|$)")
+_FUSED_PATTERN = re.compile(
+    r"(?:^|\.)experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w1|w2|w3|w13)(?:[._]|$)"
+)
 
 
 @dataclass(frozen=True, slots=True)

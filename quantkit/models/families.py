@@ -28,9 +28,7 @@ _OUTSIDE: Rules = (
     (Role.LM_HEAD, r"lm_head"),
     (Role.NORM, r"model\.norm"),
 )
-_MTP_ONLY: Rules = (
-    (Role.MTP, r"model\.layers\.{L}\.(?:eh_proj|enorm|hnorm|embed_tokens|shared_head(?:\..*)?)"),
-)
+_MTP_ONLY: Rules = ((Role.MTP, r"model\.layers\.{L}\.(?:eh_proj|enorm|hnorm|embed_tokens|shared_head(?:\..*)?)"),)
 _MLP: Rules = (
     (Role.ROUTED_EXPERT, r"model\.layers\.{L}\.mlp\.experts\.{E}\.{P}"),
     (Role.SHARED_EXPERT, r"model\.layers\.{L}\.mlp\.shared_experts\.{P}"),
