@@ -1,0 +1,101 @@
+"""Checks and normalisation of arguments, once for all backends.
+
+A backend may rely on: native byte order, aligned data, columns contiguous, row stride >= 0 and a multiple of the
+item size, shapes that fit together. An array that is laid out otherwise is copied here, explicitly, never by a
+backend. Anything else that does not fit is a ``TypeError`` (dtype) or ``ValueError`` (shape) naming the argument.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .types import F32, GROUP_SIZES, I32, U8, U16
+
+
+def matrix(name: str, array: NDArray[Any], *dtypes: Any) -> NDArray[Any]:
+    """``array`` as a 2-D array of one of ``dtypes`` with contiguous rows (copied if it is not laid out so)."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(array).__name__}")
+    if array.dtype not in dtypes:
+        accepted = " or ".join(np.dtype(d).name for d in dtypes)
+        raise TypeError(f"{name} must be {accepted}, got {array.dtype.name}")
+    if array.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, got shape {list(array.shape)}")
+    row, column = array.strides
+    is_tidy = array.flags.aligned and array.dtype.isnative and row >= 0 and row % array.itemsize == 0
+    if is_tidy and (column == array.itemsize or array.shape[1] <= 1):
+        return array
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+
+
+def flat(name: str, array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """``array`` of any shape as a contiguous, aligned array of ``dtype``."""
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        got = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
+        raise TypeError(f"{name} must be a numpy array of {np.dtype(dtype).name}, got {got}")
+    return np.require(array, dtype=np.dtype(dtype), requirements=["C", "A"])
+
+
+def float_matrix(name: str, array: NDArray[Any]) -> F32 | U16:
+    """A plain weight: float32, or bf16 bits as uint16; float16 is widened (exactly) to float32."""
+    if isinstance(array, np.ndarray) and array.dtype == np.float16:
+        array = array.astype(np.float32)
+    return matrix(name, array, np.float32, np.uint16)
+
+
+def check_block(block: tuple[int, int]) -> tuple[int, int]:
+    rows, columns = int(block[0]), int(block[1])
+    if rows < 1 or columns < 1:
+        raise ValueError(f"block must be two positive numbers (rows, columns), got {tuple(block)}")
+    return rows, columns
+
+
+def check_group(columns: int, group_size: int) -> None:
+    if group_size not in GROUP_SIZES:
+        raise ValueError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, got {group_size}")
+    if columns % group_size:
+        fits = [g for g in GROUP_SIZES if columns % g == 0]
+        say = f"group sizes that fit: {', '.join(map(str, fits))}" if fits else "no supported group size fits"
+        raise ValueError(f"{columns} columns are not divisible by group_size {group_size} ({say})")
+
+
+def fp8_weight(
+    codes: U8, scales: F32, block: tuple[int, int], row_offset: int | None
+) -> tuple[U8, F32, tuple[int, int], int]:
+    """Checked codes, scales, block and offset of an FP8 weight or of a tile of its rows."""
+    codes = matrix("codes", codes, np.uint8)
+    scales = matrix("scales", scales, np.float32)
+    rows, columns = check_block(block)
+    start = row_offset or 0
+    if start < 0:
+        raise ValueError(f"row_offset must not be negative, got {row_offset}")
+    need = (-(-(start + codes.shape[0]) // rows), -(-codes.shape[1] // columns))
+    enough_rows = scales.shape[0] == need[0] if row_offset is None else scales.shape[0] >= need[0]
+    if not enough_rows or scales.shape[1] != need[1]:
+        at = "" if row_offset is None else f" at row_offset {row_offset}"
+        raise ValueError(
+            f"scales of shape {list(scales.shape)} do not fit codes of shape {list(codes.shape)}{at} "
+            f"in blocks of {rows} x {columns}, which need {list(need)}"
+        )
+    return codes, scales, (rows, columns), start
+
+
+def int4_weight(packed: I32, scale: U16, columns: int, group_size: int | None) -> tuple[I32, U16, int]:
+    """Checked packed words, scale bits and group size of an INT4 weight; any number of columns."""
+    packed = matrix("packed", packed, np.int32)
+    scale = matrix("scale", scale, np.uint16)
+    if columns < 0 or packed.shape[1] != -(-columns // 8):
+        raise ValueError(f"{columns} columns need {-(-columns // 8)} words in a row, packed has {packed.shape[1]}")
+    if packed.shape[0] != scale.shape[0]:
+        raise ValueError(f"packed has {packed.shape[0]} rows, scale has {scale.shape[0]}")
+    groups = scale.shape[1]
+    if group_size is None:
+        if columns and (groups == 0 or columns % groups):
+            raise ValueError(f"{columns} columns do not divide into {groups} groups; pass group_size")
+        group_size = columns // groups if groups and columns else 1
+    if group_size < 1 or groups != -(-columns // group_size):
+        raise ValueError(f"scale has {groups} groups in a row, {columns} columns in groups of {group_size} do not")
+    return packed, scale, group_size
