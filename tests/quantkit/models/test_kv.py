@@ -7,7 +7,7 @@ import pytest
 from quantkit.errors import SourceError
 from quantkit.models.config import text_shape
 from quantkit.models.kv import kv_bytes_per_token
-from tests import published
+from tests.facts import facts
 
 
 @pytest.mark.parametrize(
@@ -28,45 +28,45 @@ from tests import published
     ],
 )
 def test_ours(model: str, kind: str, bf16: int, fp8: int) -> None:
-    kv = kv_bytes_per_token(published.config(model))
+    kv = kv_bytes_per_token(facts(model)["config"])
     assert (kv.kind, kv.bf16, kv.fp8) == (kind, bf16, fp8)
 
 
 def test_figures_quoted_for_kimi_k26() -> None:
-    kv = kv_bytes_per_token(published.config("kimi-k2.5-k2.6-int4"))
+    kv = kv_bytes_per_token(facts("kimi-k2.5-k2.6-int4")["config"])
     assert (kv.plain_bf16, kv.plain_fp8) == (70_272, 35_136)
 
 
 def test_figures_quoted_for_glm_52() -> None:
-    kv = kv_bytes_per_token(published.config("glm-5.2-fp8"))
+    kv = kv_bytes_per_token(facts("glm-5.2-fp8")["config"])
     assert (kv.engine_fp8, kv.engine_bf16) == (61_464, 100_152)
     assert (kv.plain_bf16, kv.plain_fp8) == (89_856, 44_928)
     assert (kv.fp8, kv.bf16) == (53_940, 95_232)
 
 
 def test_figure_quoted_for_deepseek_v32() -> None:
-    assert kv_bytes_per_token(published.config("deepseek-v3.2")).engine_fp8 == 48_068
+    assert kv_bytes_per_token(facts("deepseek-v3.2")["config"]).engine_fp8 == 48_068
 
 
 def test_engine_figures_only_where_engines_have_that_layout() -> None:
     for model in ("deepseek-v3-r1", "qwen3-30b-a3b-fp8"):
-        kv = kv_bytes_per_token(published.config(model))
+        kv = kv_bytes_per_token(facts(model)["config"])
         assert kv.engine_fp8 is None
         assert kv.engine_bf16 is None
 
 
 def test_mla_is_replicated_on_every_gpu() -> None:
-    kv = kv_bytes_per_token(published.config("glm-5.2-fp8"))
+    kv = kv_bytes_per_token(facts("glm-5.2-fp8")["config"])
     assert [kv.on_one_gpu(kv.fp8, tp) for tp in (1, 2, 8, 16)] == [53_940] * 4
 
 
 def test_gqa_heads_are_divided_then_replicated() -> None:
-    kv = kv_bytes_per_token(published.config("qwen3-235b-a22b-fp8"))
+    kv = kv_bytes_per_token(facts("qwen3-235b-a22b-fp8")["config"])
     assert [kv.on_one_gpu(kv.fp8, tp) for tp in (1, 2, 4, 8, 16)] == [99_264, 49_632, 24_816, 24_816, 24_816]
 
 
 def test_the_misleading_head_dim_of_glm_52_is_not_used() -> None:
-    config = published.config("glm-5.2-fp8")
+    config = facts("glm-5.2-fp8")["config"]
     before = kv_bytes_per_token(config)
     config["head_dim"] = 1
     assert kv_bytes_per_token(config) == before
@@ -81,14 +81,14 @@ def test_head_dim_falls_back_to_hidden_over_heads() -> None:
 
 
 def test_latent_that_is_no_multiple_of_the_scale_block_gets_a_scale_more() -> None:
-    config = published.config("deepseek-v3-r1") | {"kv_lora_rank": 130, "num_hidden_layers": 1}
+    config = facts("deepseek-v3-r1")["config"] | {"kv_lora_rank": 130, "num_hidden_layers": 1}
     assert kv_bytes_per_token(config).fp8 == 130 + 2 * 4 + 2 * 64
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "qk_rope_head_dim", "hidden_size"])
 @pytest.mark.parametrize("value", [None, 0, -3, "61", True])
 def test_missing_numbers_are_named(key: str, value: object) -> None:
-    config = published.config("deepseek-v3-r1") | {key: value}
+    config = facts("deepseek-v3-r1")["config"] | {key: value}
     with pytest.raises(SourceError, match=key) as caught:
         kv_bytes_per_token(config)
     assert caught.value.exit_code == 3
@@ -105,6 +105,6 @@ def test_missing_numbers_are_named(key: str, value: object) -> None:
     ],
 )
 def test_expert_numbers(model: str, experts: int, top_k: int, shared: int, width: int, dense_layers: int) -> None:
-    shape = text_shape(published.config(model))
+    shape = text_shape(facts(model)["config"])
     assert (shape.experts, shape.top_k, shape.shared_experts) == (experts, top_k, shared)
     assert (shape.moe_intermediate, shape.dense_layers) == (width, dense_layers)

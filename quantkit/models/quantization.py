@@ -1,0 +1,128 @@
+"""Which format a ``quantization_config`` gives to a module, read as the engines read it.
+
+Two dialects matter: ``fp8`` (DeepSeek's block FP8 with ``modules_to_not_convert``) and ``compressed-tensors``
+(groups with targets, an ignore list; ``re:`` marks a pattern, anything else is a module name or the class
+``Linear``). Ignored modules are plain; otherwise the first group with a matching target decides. Only what the
+engine rules ask for is kept. Source: compressed-tensors 0.19 ``utils/match.py``; transformers 5.17
+``quantizers/quantizer_finegrained_fp8.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one module is stored.
+
+    Attributes:
+        kind: ``plain``, ``int4``, ``fp8-block``, ``fp8-channel`` or ``other``.
+        group_size: columns per scale for int4; -1 is one scale per row.
+        block: rows and columns per scale for fp8-block.
+        detail: what an ``other`` format calls itself.
+    """
+
+    kind: str
+    group_size: int = 0
+    symmetric: bool = True
+    actorder: str | None = None
+    block: tuple[int, int] = (0, 0)
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "int4":
+            return f"INT4 group {self.group_size}"
+        if self.kind == "fp8-block":
+            return f"FP8 block {self.block[0]}x{self.block[1]}"
+        return {"plain": "unquantized", "fp8-channel": "FP8 per channel"}.get(self.kind, self.detail)
+
+
+PLAIN = Format("plain")
+
+
+@dataclass(frozen=True)
+class QuantizationMap:
+    """Module name -> format.
+
+    Attributes:
+        method: ``quant_method``, empty when the model is not quantized.
+        groups: targets and format, in order; first match wins.
+        ignore: names and ``re:`` patterns that stay plain.
+    """
+
+    method: str
+    groups: tuple[tuple[tuple[str, ...], Format], ...] = ()
+    ignore: tuple[str, ...] = ()
+    _compiled: dict[str, re.Pattern[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    def format_of(self, module: str) -> Format:
+        """The format of a linear module, by its name without ``.weight``."""
+        if any(self._matches(module, entry) for entry in self.ignore):
+            return PLAIN
+        for targets, stored in self.groups:
+            if any(target == "Linear" or self._matches(module, target) for target in targets):
+                return stored
+        return PLAIN
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether two groups store different formats."""
+        return len({stored for _, stored in self.groups}) > 1
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(target for targets, _ in self.groups for target in targets)
+
+    def _matches(self, module: str, entry: str) -> bool:
+        if entry.startswith("re:"):
+            pattern = self._compiled.get(entry)
+            if pattern is None:
+                pattern = self._compiled[entry] = re.compile(entry[3:])
+            return pattern.match(module) is not None
+        # MiniMax lists bare last components ("gate"), others full names; a parent stands for its children.
+        return module == entry or module.startswith(entry + ".") or module.endswith("." + entry)
+
+
+def read_quantization(quantization: Mapping[str, Any] | None) -> QuantizationMap:
+    """Read a ``quantization_config`` (None: unquantized); unknown methods become one ``other`` group."""
+    if not quantization:
+        return QuantizationMap("")
+    method = str(quantization.get("quant_method", ""))
+    if method == "fp8":
+        block = quantization.get("weight_block_size")
+        stored = Format("fp8-block", block=_pair(block)) if block else Format("other", detail="FP8 per tensor")
+        skip = quantization.get("modules_to_not_convert") or ()
+        # lm_head is never converted by the engines, listed or not.
+        return QuantizationMap(method, ((("Linear",), stored),), ("lm_head", *map(str, skip)))
+    if method == "compressed-tensors":
+        groups = quantization.get("config_groups") or {}
+        return QuantizationMap(
+            method,
+            tuple((tuple(map(str, g.get("targets") or ())), _format(g)) for g in groups.values()),
+            tuple(map(str, quantization.get("ignore") or ())),
+        )
+    return QuantizationMap(method, ((("Linear",), Format("other", detail=method or "unknown")),))
+
+
+def _format(group: Mapping[str, Any]) -> Format:
+    weights = group.get("weights") or {}
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
+    symmetric = weights.get("symmetric", True) is True
+    if (bits, kind) == (4, "int") and strategy in ("group", "channel"):
+        size = int(weights.get("group_size") or -1) if strategy == "group" else -1
+        return Format("int4", group_size=size, symmetric=symmetric, actorder=weights.get("actorder"))
+    if (bits, kind, strategy) == (8, "float", "block"):
+        return Format("fp8-block", symmetric=symmetric, block=_pair(weights.get("block_structure")))
+    if (bits, kind, strategy) == (8, "float", "channel"):
+        return Format("fp8-channel", symmetric=symmetric)
+    return Format("other", detail=f"{bits}-bit {kind} per {strategy}")
+
+
+def _pair(value: object) -> tuple[int, int]:
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+        return int(value[0]), int(value[1])
+    return 128, 128
