@@ -1,0 +1,1 @@
+"""Scripts that made what is bundled; not part of the wheel."""
