@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BUNDLED": "source", "Checkpoint": "checkpoint", "FileInfo": "header", "FileStore": "store",
-    "SideFile": "sidefiles", "Storage": "tensor", "StoredWeight": "tensor", "TensorInfo": "tensor", "open_checkpoint": "source",
+    "SideFile": "sidefiles", "Storage": "tensor", "StoredWeight": "tensor", "TensorInfo": "tensor",
+    "open_checkpoint": "source",
 }  # fmt: skip
 
 __all__ = [

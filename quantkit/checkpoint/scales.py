@@ -65,7 +65,7 @@ def _check_values(scales: npt.NDArray[np.float32], info: TensorInfo) -> None:
 
 
 def _check_zeros(checkpoint: Checkpoint, weight: StoredWeight, scales: npt.NDArray[np.float32]) -> None:
-    """Codes under a zero scale must be zeros; reads a row of blocks at a time, only where there are such scales."""
+    """Codes under a zero scale must be zeros; reads one row of blocks at a time, and only where needed."""
     height, width = weight.block
     rows, columns = weight.shape
     for band in np.flatnonzero((scales == 0).any(axis=1)):

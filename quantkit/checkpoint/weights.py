@@ -82,7 +82,7 @@ def no_such_weight(name: str, tensors: Mapping[str, TensorInfo]) -> QuantkitErro
             continue
         if len(tensor.shape) == 3:
             return UnsupportedError(
-                f"{tensor.shape[0]} experts are fused into one tensor of shape {list(tensor.shape)}: not supported",
+                f"{tensor.shape[0]} experts fused into one tensor of shape {list(tensor.shape)}: not supported",
                 where=_at(tensor),
                 accepted="one two-dimensional weight per expert",
                 hint="Split the experts first (transformers' save_pretrained writes them so).",
