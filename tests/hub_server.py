@@ -14,6 +14,7 @@ above that (sparse copies of real models) the LFS id is made from name and size:
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -119,7 +120,7 @@ class HubServer:
         self.requests: list[Served] = []
         self.faults: list[Fault] = []
         self.lock = threading.Lock()
-        self._servers: list[ThreadingHTTPServer] = []
+        self._servers: list[_Server] = []
         self.endpoint = self.cdn = ""
         if root is not None:
             for folder in sorted(Path(root).glob("*/*")):
@@ -190,9 +191,10 @@ class HubServer:
         self.stop()
 
     def stop(self) -> None:
-        """Stop listening; later connections are refused."""
+        """Stop listening and end open connections; later ones are refused."""
         for server in self._servers:
             server.shutdown()
+            server.hang_up()
             server.server_close()
         self._servers.clear()
 
@@ -201,6 +203,26 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.open_sockets: set[socket.socket] = set()
+        super().__init__(address, handler)
+
+    def process_request(self, request: object, client_address: object) -> None:
+        assert isinstance(request, socket.socket)
+        self.open_sockets.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: object) -> None:
+        assert isinstance(request, socket.socket)
+        self.open_sockets.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """End connections that clients keep alive."""
+        for request in list(self.open_sockets):
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients that hang up are part of the tests; nothing to print."""

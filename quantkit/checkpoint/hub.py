@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import EnvironmentProblem, SourceError, UsageError
 from .hub_cache import HubFile, RepoCache, check_name
-from .hub_download import SMALL, download
+from .hub_download import download
 from .hub_errors import Retry, missing_offline
 from .hub_range import RangeReader
 from .hub_settings import COMMIT, is_hub_id, read_settings, split_hub_id
@@ -30,6 +31,8 @@ __all__ = ["HubStore", "Retry", "is_hub_id", "split_hub_id"]
 
 INDEX = "model.safetensors.index.json"
 _LISTING_TIMEOUT_S = 20.0
+_CACHED_WHOLE = 64 << 20  # bytes; the index of a model with 118,629 tensors has some 10 MB, a tokenizer 20
+_SHARD = re.compile(r".+-of-\d+\.safetensors")
 
 
 class HubStore:
@@ -72,8 +75,8 @@ class HubStore:
         self._closed = False
         self.revision: str
         self.revision, listed = self._offline() if self._settings.offline else self._online()
-        visible = ((check_name(name, self.repo), listed[name]) for name in sorted(listed) if not _hidden(name))
-        self._files = dict(visible)
+        names = [check_name(name, self.repo) for name in sorted(listed)]
+        self._files = {name: listed[name] for name in names if not _hidden(name)}
         self._sizes = MappingProxyType({name: file.size for name, file in self._files.items()})
         self._reader = RangeReader(self._settings, self.repo, self.revision, self._retry)
 
@@ -106,7 +109,7 @@ class HubStore:
                 where=f"{self.repo}/{name}",
             )
         path = self._cache.find(self.revision, name, file)
-        if path is None and file.size <= SMALL and not name.endswith(".safetensors"):
+        if path is None and file.size <= _CACHED_WHOLE and not name.endswith(".safetensors"):
             path = self.fetch(name)
         if path is not None:
             _read_file(path, offset, view)
@@ -168,11 +171,12 @@ class HubStore:
         try:
             return self._ask_hub()
         except EnvironmentProblem as error:
-            commit = self._cache.read_ref(self._wanted)
-            if commit is None or not self._cache.files(commit):
-                raise
+            try:
+                commit, listed = self._offline()
+            except EnvironmentProblem:
+                raise error from error.__cause__
             self.warnings = (f"{error.what}; the cached commit {commit} of {self.repo} is used",)
-            return self._offline()
+            return commit, listed
 
     def _ask_hub(self) -> tuple[str, Mapping[str, HubFile]]:
         from huggingface_hub import HfApi
@@ -205,9 +209,11 @@ class HubStore:
         """Commit and files from the cache; every tensor file that is known of must be there."""
         commit = self._cache.read_ref(self._wanted)
         held = self._cache.files(commit) if commit else {}
-        if commit is None or not held:
+        if commit is None or not any(name.endswith(".safetensors") for name in held):
             raise missing_offline(self.repo, self._wanted, [])
         listed = self._cache.listing(commit)
+        if listed is None and INDEX not in held and any(_SHARD.fullmatch(name) for name in held):
+            raise missing_offline(self.repo, self._wanted, [INDEX])  # else a part would pass for the whole
         named = set(listed or ()) | self._index_names(commit, held)
         absent = sorted(n for n in named - set(held) if n.endswith(".safetensors"))
         absent = [n for n in absent if not (listed and n in listed and self._cache.find(commit, n, listed[n]))]
@@ -220,8 +226,6 @@ class HubStore:
 
     def _index_names(self, commit: str, held: Mapping[str, HubFile]) -> set[str]:
         """Files that the index of a cached snapshot names; a broken index is left to its own reader."""
-        if INDEX not in held:
-            return set()
         try:
             weight_map = json.loads((self._cache.snapshot(commit) / INDEX).read_bytes())["weight_map"]
             names: Iterable[object] = weight_map.values()

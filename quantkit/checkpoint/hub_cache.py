@@ -13,12 +13,14 @@ reference counting).
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ..errors import SourceError, UsageError
 from .hub_settings import COMMIT
@@ -112,17 +114,17 @@ class RepoCache:
         return found
 
     def listing(self, commit: str) -> Mapping[str, HubFile] | None:
-        """The Hub's own listing of a commit, where `hf download` left it in the cache; None otherwise."""
+        """The Hub's own listing of a commit, where `hf download` left it in the cache; None otherwise.
+
+        Read here, because huggingface_hub's ``get_cached_repo_tree`` (1.33) drops the sha256 of LFS files.
+        """
         try:
-            from huggingface_hub import get_cached_repo_tree
-            from huggingface_hub.errors import CachedRepoTreeNotFoundError
-        except ImportError:  # huggingface_hub before 1.30 keeps no listings
+            tree = json.loads((self.folder / "trees" / f"{commit}.json").read_bytes())
+            if tree["format_version"] != 1:
+                return None
+            return {name: _listed(item) for name, item in tree["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        try:
-            tree = get_cached_repo_tree(self.repo, revision=commit, cache_dir=self.cache_dir)
-        except CachedRepoTreeNotFoundError:
-            return None
-        return {f.path: HubFile(f.lfs.size, f.lfs.sha256) if f.lfs else HubFile(f.size, f.blob_id) for f in tree}
 
     def lock(self, etag: str) -> AbstractContextManager[object]:
         """The lock that huggingface_hub takes while it writes this blob."""
@@ -195,6 +197,11 @@ class RepoCache:
         shared = shared_blob_target(blob, self.cache_dir)
         blob.unlink()
         return sweep_shared_blob(shared, cache_dir=self.cache_dir) if shared is not None else 0
+
+
+def _listed(item: dict[str, Any]) -> HubFile:
+    is_lfs = item.get("lfs_sha256") is not None
+    return HubFile(int(item["lfs_size" if is_lfs else "size"]), str(item["lfs_sha256" if is_lfs else "blob_id"]))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

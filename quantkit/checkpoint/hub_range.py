@@ -108,7 +108,7 @@ class RangeReader:
         ) as response:
             hf_raise_for_status(response)
             skip, wanted = self._check(response, name, size, at, stop), stop - at
-            for chunk in response.iter_bytes(CHUNK):
+            for chunk in response.iter_bytes():  # as they come: a larger unit would be lost with the connection
                 data = chunk[skip : skip + wanted]
                 skip = max(0, skip - len(chunk))
                 wanted -= len(data)
