@@ -106,7 +106,7 @@ _LAYERS = r"(?:.*\.)?(?:layers|blocks|h)\.{L}\."
 GENERIC = Family(
     "generic", (),
     (
-        (Role.VISION, _ANY + r"(?:vision_tower|vision_model|visual|vit|mm_projector|multi_modal_projector)(?:\..*)?"),
+        (Role.VISION, _ANY + r"(?:vision\w*|visual|vit|mm_projector|multi_modal_projector)(?:\..*)?"),
         (Role.ROUTED_EXPERT, _LAYERS + r"(?:\w+\.)*experts\.{E}\.{P}"),
         (Role.MTP, _LAYERS + r"(?:eh_proj|enorm|hnorm|embed_tokens|shared_head(?:\..*)?)"),
         (Role.ROUTER, _LAYERS + r"(?:.*\.)?(?:gate|router|wg|shared_expert_gate)(?:\.\w+)?"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..models.role import Role
+from ..safetensors_header import file_order, render_header
 from ..scheme import OutputTensor
 
 
@@ -60,7 +61,7 @@ class Job:
     Attributes:
         op: operation.
         sources: names of the source tensors in the order of ``StoredWeight.parts`` (one name for COPY).
-        outputs: tensors written, in the order in which their bytes stand in the shard.
+        outputs: tensors written; where their bytes stand in the shard is the shard's matter (``Shard.tensors``).
         method: ``rtn`` or ``mse`` for TO_INT4, else None.
         group_size: for TO_INT4, else None.
     """
@@ -78,7 +79,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a view: the jobs that fill it, in file order.
+    """One file of a view: the jobs that fill it, in the order of work.
 
     ``layer`` is the decoder layer it belongs to, None for tensors outside the layers. A unit of work (and of a
     plan amendment) is all shards of one layer.
@@ -91,4 +92,15 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of tensor data."""
         return sum(j.nbytes for j in self.jobs)
+
+    @property
+    def tensors(self) -> tuple[OutputTensor, ...]:
+        """All tensors in the order of their bytes in the file (wide dtypes first, so that each is aligned)."""
+        return file_order(t for j in self.jobs for t in j.outputs)
+
+    @property
+    def file_nbytes(self) -> int:
+        """Size of the finished file, header included."""
+        return len(render_header(self.tensors)) + self.nbytes

@@ -14,16 +14,14 @@ if TYPE_CHECKING:
     from .load import recipe_names as recipe_names
     from .recipe import Recipe as Recipe
 
-_HOME = {
-    "Recipe": "recipe", "default_recipe": "load", "find_recipe": "load", "load_recipe": "load", "recipe_names": "load",
-}  # fmt: skip
+_HOME = {"Recipe": "recipe"}  # everything else lives in load
 
 __all__ = ["Recipe", "default_recipe", "find_recipe", "load_recipe", "recipe_names"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return getattr(import_module(f".{_HOME.get(name, 'load')}", __name__), name)

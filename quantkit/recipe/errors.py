@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, cast
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -31,7 +31,7 @@ def from_validation(
     """One error that lists every problem, with its line when the recipe came from a file."""
     problems = []
     for item in error.errors(include_url=False):
-        path = cast(Path, item["loc"])
+        path = item["loc"]
         at = ".".join(map(str, path))
         line = _line_of(path, lines or {})
         text = f"line {line}: {at}" if line else at

@@ -16,7 +16,7 @@ import yaml
 from ..errors import RecipeError
 from .errors import Path as KeyPath
 from .errors import nearest
-from .recipe import SCHEMA_VERSION, Recipe
+from .recipe import Recipe
 from .validate import validate
 
 PACKAGE = "quantkit_recipes"
@@ -124,7 +124,7 @@ def find_recipe(label: str) -> Recipe | None:
 
 def default_recipe() -> Recipe:
     """What happens without a recipe: routed experts to INT4, group 32, mse; everything else as it is."""
-    return Recipe(schema_version=SCHEMA_VERSION, name="default")
+    return Recipe(schema_version=1, name="default")
 
 
 def json_schema() -> dict[str, Any]:

@@ -18,8 +18,6 @@ from ..errors import UsageError
 from ..scheme import DECODE_SCHEMES
 from ..units import parse_bytes
 
-SCHEMA_VERSION = 1
-
 
 def _known_scheme(name: str) -> str:
     if name not in DECODE_SCHEMES:
@@ -74,52 +72,56 @@ class _Closed(BaseModel):
 class SourceSection(_Closed):
     """The published checkpoint that the recipe was written for."""
 
-    repo: str | None = Field(None, description="Hub repository or bundled name, for example zai-org/GLM-5.2-FP8.")
-    revision: str | None = Field(None, description="Branch, tag or commit; null for the newest.")
+    repo: str | None = Field(
+        default=None, description="Hub repository or bundled name, for example zai-org/GLM-5.2-FP8."
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit; null for the newest.")
 
 
 class DecodeSection(_Closed):
     """The decode view: what becomes INT4 and what stays."""
 
     scheme: Annotated[str, AfterValidator(_known_scheme)] = Field(
-        "int4",
+        default="int4",
         description="Weight format of the quantized modules.",
-        json_schema_extra={"enum": sorted(DECODE_SCHEMES)},
+        json_schema_extra={"enum": [*sorted(DECODE_SCHEMES)]},
     )
-    group_size: Literal[32, 64, 128] = Field(32, description="Input features that share one BF16 scale.")
+    group_size: Literal[32, 64, 128] = Field(default=32, description="Input features that share one BF16 scale.")
     method: Literal["mse", "rtn"] = Field(
-        "mse", description="mse searches the scale of each group, rtn takes absmax / 7.5."
+        default="mse", description="mse searches the scale of each group, rtn takes absmax / 7.5."
     )
     linears: Literal["routed", "all-mlp", "all"] = Field(
-        "routed",
-        description="routed: routed experts; all-mlp: shared experts and dense MLPs too; all: attention projections "
-        "too. Never router, norms, indexer, kv_b_proj, embeddings or lm_head.",
+        default="routed",
+        description="routed: routed experts; all-mlp: shared experts and dense MLPs too; all: attention too. "
+        "Never router, norms, indexer, kv_b_proj, embeddings or lm_head.",
     )
     rest: Literal["fp8", "bf16"] = Field(
-        "fp8", description="FP8 modules that are not quantized: kept byte for byte, or expanded to BF16."
+        default="fp8", description="FP8 modules that are not quantized: kept byte for byte, or expanded to BF16."
     )
-    mtp: Literal["keep", "quantize"] = Field("keep", description="Modules of multi-token-prediction layers.")
+    mtp: Literal["keep", "quantize"] = Field(
+        default="keep", description="Modules of multi-token-prediction layers."
+    )
     layers: Annotated[tuple[int, ...] | None, BeforeValidator(parse_layers)] = Field(
-        None, description="Only these layers are quantized, for example 3-10,12; null for all."
+        default=None, description="Only these layers are quantized, for example 3-10,12; null for all."
     )
-    quantize: Patterns = Field((), description="Regular expressions of further modules to quantize.")
-    keep: Patterns = Field((), description="Regular expressions of modules never to quantize.")
+    quantize: Patterns = Field(default=(), description="Regular expressions of further modules to quantize.")
+    keep: Patterns = Field(default=(), description="Regular expressions of modules never to quantize.")
 
 
 class PrefillSection(_Closed):
     """The prefill view: the publisher's FP8 files, or FP8 derived from BF16 or INT4."""
 
     place: Literal["auto", "link", "copy", "reference"] = Field(
-        "auto", description="How the publisher's files get into the artifact; changes no byte."
+        default="auto", description="How the publisher's files get into the artifact; changes no byte."
     )
-    make_fp8: bool = Field(False, description="Derive FP8 for a source that is BF16 or native INT4.")
+    make_fp8: bool = Field(default=False, description="Derive FP8 for a source that is BF16 or native INT4.")
 
 
 class OutputSection(_Closed):
     """Layout of the files that are written."""
 
     max_shard_size: Annotated[str, BeforeValidator(_size_text)] = Field(
-        "10GB", description="Largest weight file, with unit; GB is 10^9 and GiB is 2^30 bytes."
+        default="10GB", description="Largest weight file, with unit; GB is 10^9 and GiB is 2^30 bytes."
     )
 
     @property
@@ -142,12 +144,12 @@ class Recipe(_Closed):
 
     schema_version: Literal[1] = Field(description="Version of this schema.")
     name: str = Field(min_length=1, description="Short name of the recipe.")
-    description: str = Field("", description="One sentence for people.")
-    family: str | None = Field(None, description="Family table to use; null to choose by model_type.")
-    source: SourceSection = Field(default_factory=SourceSection)
-    decode: DecodeSection = Field(default_factory=DecodeSection)
-    prefill: PrefillSection = Field(default_factory=PrefillSection)
-    output: OutputSection = Field(default_factory=OutputSection)
+    description: str = Field(default="", description="One sentence for people.")
+    family: str | None = Field(default=None, description="Family table to use; null to choose by model_type.")
+    source: SourceSection = SourceSection()
+    decode: DecodeSection = DecodeSection()
+    prefill: PrefillSection = PrefillSection()
+    output: OutputSection = OutputSection()
 
     def content(self) -> dict[str, Any]:
         """The part that affects the bytes of the core, JSON-ready and canonical.

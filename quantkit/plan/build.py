@@ -1,0 +1,254 @@
+"""From a checkpoint's headers and a recipe to a plan. No tensor data is read.
+
+The kind of source decides the views:
+
+- FP8 experts: the publisher's files are the prefill view, the decode view is written.
+- plain (BF16) experts, with ``make_fp8``: both views are written, both from the plain weights.
+- INT4 experts, with ``make_fp8``: the publisher's files are the decode view, the prefill view is expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint.tensor import Storage, StoredWeight, TensorInfo
+from ..errors import RecipeError, UnsupportedError
+from ..models.classify import Classifier, find_family
+from ..models.families import FAMILIES
+from ..models.role import Role, TensorRole
+from ..recipe.recipe import Recipe
+from ..scheme import Scheme, decode_scheme
+from .experts import check_experts
+from .fate import Action, Fate, Job, Shard
+from .plan import DERIVED, PUBLISHER, Plan, SourceId
+from .quantization_config import decode_config, prefill_config
+from .selection import Modules, select
+from .shards import pack
+from .sizes import Sizes, ViewSize, measure_shards, measure_source
+from .targets import Universe
+from .views import FP8, Outcome, as_it_is, copy, decode_rest, is_fp8_selected, quantized, to_fp8
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+
+# Tensors that change what a quantized weight means; to drop or keep them would both be wrong.
+_CALIBRATED_PARTS = ("input_scale", "weight_zero_point", "weight_g_idx")
+
+
+def build_plan(checkpoint: Checkpoint, recipe: Recipe) -> Plan:
+    """Decide the fate of every tensor.
+
+    Raises:
+        UnsupportedError: no routed experts; a source without an FP8 side and no ``make_fp8``; a format that can't be
+            converted.
+        SourceError: experts missing, incomplete or of different shapes; a scale missing or of the wrong shape.
+        RecipeError: the recipe does not fit the source (layers, patterns, group size, family).
+    """
+    return _Builder.prepare(checkpoint, recipe).build()
+
+
+@dataclass
+class _Builder:
+    """The state of one ``build_plan`` call."""
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+    classifier: Classifier
+    modules: Modules
+    storage: str
+    scheme: Scheme
+    warnings: list[str]
+
+    @classmethod
+    def prepare(cls, checkpoint: Checkpoint, recipe: Recipe) -> _Builder:
+        _check_family(recipe, checkpoint.config)
+        classifier = find_family(checkpoint.config, checkpoint.tensors, override=recipe.family)
+        weights = checkpoint.weights()
+        modules = _modules(checkpoint.tensors, weights, classifier)
+        check_experts(weights, modules.roles, classifier.num_experts)
+        storage = _source_storage(modules)
+        if storage != "fp8" and not recipe.prefill.make_fp8:
+            raise _no_fp8_side(storage)
+        if storage == "fp8" and recipe.prefill.make_fp8:
+            raise RecipeError(
+                "make_fp8 (--make-fp8) derives FP8 from BF16 or INT4, but this source is FP8 already",
+                where="prefill.make_fp8", hint="Leave it out: the published files are the prefill view.",
+            )  # fmt: skip
+        scheme = decode_scheme(recipe.decode.scheme, recipe.decode.group_size)
+        warnings = [*checkpoint.warnings, *classifier.warnings]
+        return cls(checkpoint, recipe, classifier, modules, storage, scheme, warnings)
+
+    def build(self) -> Plan:
+        if self.storage == "int4":
+            decode = {m: as_it_is(w) for m, w in self.modules.weights.items()}
+            self._check_native_int4()
+        else:
+            decode = self._decode_outcomes()
+        prefill = self._prefill_outcomes()
+        max_bytes = self.recipe.output.max_shard_bytes
+        writes_decode, writes_prefill = self.storage != "int4", self.storage != "fp8"
+        decode_shards = pack("decode", self._jobs(decode), max_bytes) if writes_decode else ()
+        prefill_shards = pack("prefill", self._jobs(prefill), max_bytes) if writes_prefill else ()
+        fates = self._fates(decode, prefill)
+        return Plan(
+            recipe=self.recipe,
+            source=_source_id(self.checkpoint),
+            family=self.classifier.family.name,
+            fates=fates,
+            decode=decode_shards,
+            prefill=prefill_shards,
+            decode_config=self._decode_config(decode) if writes_decode else self.checkpoint.config,
+            prefill_config=prefill_config(self.checkpoint.config, prefill) if writes_prefill else None,
+            prefill_origin=DERIVED if writes_prefill else PUBLISHER,
+            decode_origin=DERIVED if writes_decode else PUBLISHER,
+            source_storage=self.storage,
+            sizes=self._sizes(fates, decode_shards, prefill_shards),
+            warnings=tuple(self.warnings),
+        )
+
+    def _decode_outcomes(self) -> dict[str, Outcome]:
+        chosen = select(self.modules, self.recipe.decode)
+        self._check_quantizable(chosen)
+        return {
+            module: quantized(weight, self.scheme, self.recipe.decode)
+            if module in chosen
+            else decode_rest(weight, self.recipe.decode, self._derives_fp8(module))
+            for module, weight in self.modules.weights.items()
+        }
+
+    def _prefill_outcomes(self) -> dict[str, Outcome]:
+        return {
+            module: to_fp8(weight) if self._derives_fp8(module) else as_it_is(weight)
+            for module, weight in self.modules.weights.items()
+        }
+
+    def _derives_fp8(self, module: str) -> bool:
+        if self.storage == "fp8":
+            return False
+        return is_fp8_selected(self.modules.roles[module], self.classifier.family.keep_plain)
+
+    def _check_quantizable(self, chosen: frozenset[str]) -> None:
+        for module in sorted(chosen):
+            weight = self.modules.weights[module]
+            if problem := self.scheme.problem(weight.shape):
+                # With no group size that fits it is the source's fault, else the recipe's.
+                error = UnsupportedError if "no supported" in problem else RecipeError
+                raise error(problem, where=weight.weight.name)
+        for info, role in self.modules.others.values():
+            if role.part in _CALIBRATED_PARTS and role.module in chosen:
+                raise UnsupportedError(
+                    f"{role.part} of a module to be quantized is not supported", where=info.name,
+                    accepted="FP8 weights with dynamic activation scales", hint="Keep the module (decode.keep).",
+                )  # fmt: skip
+
+    def _check_native_int4(self) -> None:
+        """The decode view is the source as it is, so options that would change it can't be honoured."""
+        decode, default = self.recipe.decode, type(self.recipe.decode)()
+        group = next(w.block[1] for w in self.modules.weights.values() if w.storage is Storage.INT4_GROUP)
+        asked = [
+            k
+            for k in ("linears", "mtp", "layers", "quantize", "keep")
+            if getattr(decode, k) != getattr(default, k)
+        ]
+        if decode.group_size != group:
+            asked.append("group_size")
+        if asked:
+            raise RecipeError(
+                f"decode.{asked[0]} does not apply: the source is INT4 already (group size {group}) and its files are "
+                "the decode view as they are", where="decode", hint="Leave the option out.",
+            )  # fmt: skip
+
+    def _decode_config(self, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+        universe = Universe(self.modules.roles, self.classifier.family)
+        return decode_config(self.checkpoint.config, outcomes, universe, self.scheme)
+
+    def _jobs(self, outcomes: Mapping[str, Outcome]) -> Iterator[tuple[int | None, Job]]:
+        for module, outcome in outcomes.items():
+            layer = self.modules.roles[module].layer
+            for job in outcome.jobs:
+                yield layer, job
+        for name, (info, role) in self.modules.others.items():
+            yield role.layer, copy(name, name, info.dtype, info.shape)
+
+    def _fates(self, decode: Mapping[str, Outcome], prefill: Mapping[str, Outcome]) -> dict[str, Fate]:
+        found: dict[str, Fate] = {}
+        for module, weight in self.modules.weights.items():
+            role = self.modules.roles[module]
+            for part, (d, d_names), (p, p_names) in zip(
+                weight.parts, decode[module].parts, prefill[module].parts, strict=True
+            ):
+                found[part.name] = _fate(part.name, role, d, p, d_names, p_names)
+        for name, (_, role) in self.modules.others.items():
+            found[name] = _fate(name, role, Action.KEEP, Action.KEEP, (name,), (name,))
+        return {name: found[name] for name in self.checkpoint.tensors}
+
+    def _sizes(self, fates: Mapping[str, Fate], decode: tuple[Shard, ...], prefill: tuple[Shard, ...]) -> Sizes:
+        tensors = self.checkpoint.tensors
+        source = measure_source(
+            ((fates[n].role, t.dtype, t.nbytes) for n, t in tensors.items()),
+            sum(f.nbytes for f in self.checkpoint.files.values()), len(self.checkpoint.files),
+        )  # fmt: skip
+
+        def view(shards: tuple[Shard, ...]) -> ViewSize:
+            return measure_shards(shards, fates) if shards else source
+
+        return Sizes(source, view(decode), view(prefill))
+
+
+def _fate(
+    name: str,
+    role: TensorRole,
+    decode: Action,
+    prefill: Action,
+    d_names: tuple[str, ...],
+    p_names: tuple[str, ...],
+) -> Fate:
+    return Fate(name, role.role, role.layer, role.expert, role.is_mtp, decode, prefill, d_names, p_names)
+
+
+def _source_id(checkpoint: Checkpoint) -> SourceId:
+    return SourceId(checkpoint.label, checkpoint.kind, checkpoint.revision, checkpoint.fingerprint)
+
+
+def _modules(
+    tensors: Mapping[str, TensorInfo], weights: Mapping[str, StoredWeight], classifier: Classifier
+) -> Modules:
+    owned = {part.name for weight in weights.values() for part in weight.parts}
+    roles = {module: classifier.role_of(weight.weight.name) for module, weight in weights.items()}
+    others = {n: (info, classifier.role_of(n)) for n, info in tensors.items() if n not in owned}
+    return Modules(weights, roles, others)
+
+
+def _source_storage(modules: Modules) -> str:
+    """``fp8``, ``int4`` or ``plain``, by the routed experts."""
+    seen: dict[Storage, str] = {}
+    for module, role in modules.roles.items():
+        if role.role is Role.ROUTED_EXPERT:
+            seen.setdefault(modules.weights[module].storage, module)
+    if Storage.INT4_GROUP in seen:
+        if len(seen) > 1:
+            odd = next(m for s, m in seen.items() if s is not Storage.INT4_GROUP)
+            raise UnsupportedError("some routed experts are INT4 and others are not", where=odd)
+        return "int4"
+    return "fp8" if FP8 & set(seen) else "plain"
+
+
+def _no_fp8_side(storage: str) -> UnsupportedError:
+    kind = "native INT4" if storage == "int4" else "BF16"
+    return UnsupportedError(
+        f"the source has no FP8 weights to be the prefill view: its routed experts are {kind}",
+        accepted="an FP8 checkpoint", hint="Use --make-fp8 (prefill.make_fp8: true) to derive FP8 from it.",
+    )  # fmt: skip
+
+
+def _check_family(recipe: Recipe, config: Mapping[str, Any]) -> None:
+    """A recipe for another family is a mix-up of source and recipe, not a wish."""
+    model_type = config.get("model_type")
+    actual = next((f.name for f in FAMILIES if model_type in f.model_types), None)
+    if recipe.family and actual and recipe.family != actual:
+        raise RecipeError(
+            f"recipe {recipe.name!r} is for family {recipe.family}, but the source is {actual} "
+            f"(model_type {model_type})", where="family", hint="Choose the recipe of this model, or leave family out.",
+        )  # fmt: skip
