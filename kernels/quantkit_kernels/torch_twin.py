@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import NanCodeError, NonFiniteError
-from .types import F32, FP8_MAX, FP8_ZERO_SCALE, I32, INT4_ZERO_SCALE, U8, U16, Int4Weight
+from .types import F32, FP8_MAX, FP8_ZERO_SCALE, I32, INT4_ZERO_SCALE, U8, U16, Int4Weight, empty_int4
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class TorchTwin:
     def fp8_to_int4(
         self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, factors: F32
     ) -> Int4Weight:
-        out = _empty_int4(codes.shape[0], codes.shape[1], group_size)
+        out = empty_int4(codes.shape[0], codes.shape[1], group_size)
         for rows in _tiles(codes.shape):
             weight = _product(codes[rows], scales, block, row_offset + rows.start)
             _refuse(row_offset + rows.start, _is_nan_code(codes[rows]), weight)
@@ -54,7 +54,7 @@ class TorchTwin:
         return out
 
     def float_to_int4(self, weight: F32 | U16, row_offset: int, group_size: int, factors: F32) -> Int4Weight:
-        out = _empty_int4(weight.shape[0], weight.shape[1], group_size)
+        out = empty_int4(weight.shape[0], weight.shape[1], group_size)
         for rows in _tiles(weight.shape):
             tile = _plain(weight[rows])
             _refuse(row_offset + rows.start, None, tile)
@@ -151,16 +151,6 @@ def _product(codes: U8, scales: F32, block: tuple[int, int], first_row: int) -> 
     grid = _tensor(scales[bands]) if o else torch.empty(0, scales.shape[1])
     spread = grid.repeat_interleave(min(block[1], max(i, 1)), dim=1)[:, :i]  # [O, I]
     return _tensor(codes).view(torch.float8_e4m3fn).to(torch.float32) * spread
-
-
-def _empty_int4(rows: int, columns: int, group_size: int) -> Int4Weight:
-    groups = columns // group_size
-    return Int4Weight(
-        packed=np.empty((rows, columns // 8), np.int32),
-        scale=np.empty((rows, groups), np.uint16),
-        error=np.empty((rows, groups), np.float32),
-        energy=np.empty((rows, groups), np.float32),
-    )
 
 
 def _fold(x: Tensor) -> Tensor:

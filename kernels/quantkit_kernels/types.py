@@ -38,3 +38,14 @@ class Int4Weight:
     scale: U16
     error: F32
     energy: F32
+
+
+def empty_int4(rows: int, columns: int, group_size: int) -> Int4Weight:
+    """Uninitialised arrays for a weight of this shape."""
+    groups = columns // group_size
+    return Int4Weight(
+        packed=np.empty((rows, columns // 8), np.int32),
+        scale=np.empty((rows, groups), np.uint16),
+        error=np.empty((rows, groups), np.float32),
+        energy=np.empty((rows, groups), np.float32),
+    )

@@ -1,0 +1,375 @@
+// The conversion operations, compiled once for every instruction set (convert_portable/avx2/avx512.cpp).
+//
+// A row is handled in chunks that stay in the first-level cache: decode to float32, then quantize or store. Groups
+// are handled W at a time, group i's scale and sums in lane i, so that the scale search runs without horizontal
+// operations other than the final fold. The meaning of every step is that of torch_twin.py, bit for bit.
+#include "quantkit_kernels.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int CHUNK = 2048;           // columns; a multiple of W * 128
+constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest even integer
+constexpr float INT4_ZERO_SCALE = 0.0078125f;
+constexpr float FP8_ZERO_SCALE = 1.0f / 8388608.0f;
+constexpr int32_t INFINITE = 0x7f800000;
+
+QK_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+QK_INLINE bool any(vi mask) {
+    int32_t lanes = 0;
+    for (int i = 0; i < W; ++i) lanes |= mask[i];
+    return lanes != 0;
+}
+
+// e4m3 to float32, exact for every finite code and without denormal operands: those of exponent 0 are decoded with
+// exponent 1 and an implicit one, which is then taken off.
+QK_INLINE vf decode_e4m3(vb codes) {
+    const vi c = __builtin_convertvector(codes, vi);
+    const vi is_subnormal = (c & 0x78) == 0;
+    const vi exponent = (120 << 23) + (is_subnormal & (1 << 23));
+    const vf extra = number(is_subnormal & 0x3c800000);  // 2^-6
+    const vf size = number(((c & 0x7f) << 20) + exponent) - extra;
+    return number(bits(size) | ((c & 0x80) << 24));
+}
+
+// Nearest even e4m3, saturating; the sign of zero is kept.
+QK_INLINE vi encode_e4m3(vf x) {
+    const vf size = minf(number(magnitude(x)), splat(448.0f));
+    const vi u = bits(size);
+    const vi normal = ((u + 0x7ffff + ((u >> 20) & 1)) >> 20) - (120 << 3);
+    const vi subnormal = bits(size + 16384.0f) & 15;  // 2^14 has steps of 2^-9, those of e4m3's subnormals
+    return (size < splat(0.015625f) ? subnormal : normal) | ((bits(x) >> 24) & 0x80);
+}
+
+// Calls step(i, lanes) for every vector of [0, n): lanes is W but for the last.
+template <class Step>
+QK_INLINE void vectors(int64_t n, const Step& step) {
+    int64_t i = 0;
+    for (; i + W <= n; i += W) step(i, W);
+    if (i < n) step(i, int(n - i));
+}
+template <class V, class T>
+QK_INLINE V load_some(const T* p, int lanes) {
+    if (lanes == W) return load<V>(p);
+    V v{};
+    memcpy(&v, p, size_t(lanes) * sizeof *p);
+    return v;
+}
+template <class V, class T>
+QK_INLINE void store_some(T* p, V v, int lanes) {
+    memcpy(p, &v, size_t(lanes) * sizeof *p);
+}
+
+// Calls segment(start, length, index) for the parts of columns [column, column + n) that lie in one block.
+template <class Segment>
+QK_INLINE void segments(int64_t column, int64_t n, int64_t block, const Segment& segment) {
+    int64_t index = column / block, start = 0;
+    while (start < n) {
+        const int64_t length = smaller((index + 1) * block - column - start, n - start);
+        segment(start, length, index++);
+        start += length;
+    }
+}
+
+bool has_nan_code(const uint8_t* codes, int64_t n) {
+    uint8_t found = 0;
+    for (int64_t i = 0; i < n; ++i) found |= uint8_t((codes[i] & 0x7f) == 0x7f);
+    return found != 0;
+}
+
+int first_bad(const uint8_t* codes, const float* values, int64_t n, int64_t row, int64_t column, int64_t* where) {
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t u;
+        memcpy(&u, values + i, 4);
+        const bool is_nan_code = codes && (codes[i] & 0x7f) == 0x7f;
+        if (!is_nan_code && (u & 0x7fffffff) < INFINITE) continue;
+        where[0] = row, where[1] = column + i;
+        return is_nan_code ? QK_NAN_CODE : QK_NON_FINITE;
+    }
+    return QK_OK;
+}
+
+void fp8_read(const QkFp8& w, int64_t row, int64_t column, int64_t n, float* out) {
+    const uint8_t* codes = w.codes + row * w.stride + column;
+    const float* scales = w.scales + (w.row_offset + row) / w.block_rows * w.scale_stride;
+    segments(column, n, w.block_columns, [&](int64_t start, int64_t length, int64_t index) QK_LAMBDA {
+        const vf scale = splat(scales[index]);
+        vectors(length, [&](int64_t i, int lanes) QK_LAMBDA {
+            const vf x = decode_e4m3(load_some<vb>(codes + start + i, lanes)) * scale;
+            store_some(out + start + i, x, lanes);
+        });
+    });
+}
+
+void widen_bf16(const uint16_t* in, int64_t n, float* out) {
+    vectors(n, [&](int64_t i, int lanes) QK_LAMBDA {
+        store_some(out + i, from_bf16(__builtin_convertvector(load_some<vh>(in + i, lanes), vi)), lanes);
+    });
+}
+
+void narrow_bf16(const float* in, int64_t n, uint16_t* out) {
+    vectors(n, [&](int64_t i, int lanes) QK_LAMBDA {
+        store_some(out + i, __builtin_convertvector(bf16_of(load_some<vf>(in + i, lanes)), vh), lanes);
+    });
+}
+
+void plain_read(const QkPlain& w, int64_t row, int64_t column, int64_t n, float* out) {
+    const int64_t at = row * w.stride + column;
+    if (w.is_bf16)
+        widen_bf16(static_cast<const uint16_t*>(w.data) + at, n, out);
+    else
+        memcpy(out, static_cast<const float*>(w.data) + at, size_t(n) * 4);
+}
+
+// Eight nibbles, one in a byte, to a word, and back.
+QK_INLINE uint32_t pack8(uint64_t x) {
+    x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
+    x = (x | x >> 8) & 0x0000ffff0000ffffu;
+    return uint32_t(x | x >> 16);
+}
+QK_INLINE uint64_t unpack8(uint64_t x) {
+    x = (x | x << 16) & 0x0000ffff0000ffffu;
+    x = (x | x << 8) & 0x00ff00ff00ff00ffu;
+    return (x | x << 4) & 0x0f0f0f0f0f0f0f0fu;
+}
+
+QK_INLINE vf clamped_quotient(vf w, vf s) { return maxf(minf(w / s, splat(7.0f)), splat(-8.0f)); }
+
+// Sum over each of W groups of G weights of f(weight, group's scale); lane i is group i.
+template <int G, class F>
+QK_INLINE vf group_sums(const float* w, const float* scales, const F& f) {
+    return across<W>(
+        Add{},
+        [&](int i) QK_LAMBDA {
+            const vf s = splat(scales[i]);
+            return along<G / W, 1>(
+                Add{}, [&](int k) QK_LAMBDA { return f(load<vf>(w + i * G + k * W), s); }, 0);
+        },
+        0);
+}
+
+// Quantizes W groups of G weights, of which `groups` are written. False: one of them is not finite.
+template <int G>
+bool quantize_batch(const float* w, int groups, const QkInt4Out& out, int64_t group) {
+    const vi top = across<W>(
+        Max{},
+        [&](int i) QK_LAMBDA {
+            return along<G / W, 1>(
+                Max{}, [&](int k) QK_LAMBDA { return magnitude(load<vf>(w + i * G + k * W)); }, 0);
+        },
+        0);
+    if (any(top >= INFINITE)) return false;
+    const vf base = number(top) / splat(7.5f);
+
+    float scales[W];
+    vf best_scale{}, best_error{};
+    for (int64_t c = 0; c < out.num_factors; ++c) {
+        const vf rounded = from_bf16(bf16_of(base * splat(out.factors[c])));
+        const vf scale = rounded == vf{} ? splat(INT4_ZERO_SCALE) : rounded;
+        store(scales, scale);
+        const vf error = group_sums<G>(w, scales, [](vf x, vf s) QK_LAMBDA {
+            const vf q = (clamped_quotient(x, s) + ROUND) - ROUND;
+            const vf d = x - s * q;
+            return d * d;
+        });
+        const vi is_better = c == 0 ? ~vi{} : error < best_error;
+        best_scale = is_better ? scale : best_scale;
+        best_error = is_better ? error : best_error;
+    }
+    store(scales, best_scale);
+    const vf energy = group_sums<G>(w, scales, [](vf x, vf) QK_LAMBDA { return x * x; });
+    store_some(out.scale + group, __builtin_convertvector(bf16_of(best_scale), vh), groups);
+    store_some(out.error + group, best_error, groups);
+    store_some(out.energy + group, energy, groups);
+
+    uint64_t nibbles[W * G / 8];
+    for (int i = 0; i < groups; ++i) {
+        const vf s = splat(scales[i]);
+        for (int k = 0; k < G; k += W) {
+            const vi q = bits(clamped_quotient(load<vf>(w + i * G + k), s) + (ROUND + 8.0f)) & 15;
+            store(reinterpret_cast<uint8_t*>(nibbles) + i * G + k, __builtin_convertvector(q, vb));
+        }
+    }
+    uint32_t* words = out.packed + group * (G / 8);
+    for (int i = 0; i < groups * G / 8; ++i) words[i] = pack8(nibbles[i]);
+    return true;
+}
+
+// Quantizes n weights (whole groups, n <= CHUNK); `w` is padded here. False: one is not finite.
+template <int G>
+bool quantize_chunk(float* w, int64_t n, const QkInt4Out& out, int64_t group) {
+    const int64_t batch = int64_t(W) * G, padded = (n + batch - 1) / batch * batch;
+    memset(w + n, 0, size_t(padded - n) * 4);
+    for (int64_t i = 0; i < n; i += batch)
+        if (!quantize_batch<G>(w + i, int(smaller(n - i, batch) / G), out, group + i / G)) return false;
+    return true;
+}
+
+// read(row, column, n, buffer) gives float32 weights, codes_at(row, column) the codes or null.
+template <class Read, class Codes>
+QK_INLINE int to_int4(int64_t rows, int64_t columns, const QkInt4Out& out, int64_t* where, const Read& read,
+                      const Codes& codes_at) {
+    const int64_t g = out.group_size;
+    if (g != 32 && g != 64 && g != 128) return QK_BAD_ARGUMENT;
+    float w[CHUNK];
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t column = 0; column < columns; column += CHUNK) {
+            const int64_t n = smaller(CHUNK, columns - column), group = row * (columns / g) + column / g;
+            const uint8_t* codes = codes_at(row, column);
+            read(row, column, n, w);
+            bool is_good = !codes || !has_nan_code(codes, n);
+            if (is_good)
+                is_good = g == 32   ? quantize_chunk<32>(w, n, out, group)
+                          : g == 64 ? quantize_chunk<64>(w, n, out, group)
+                                    : quantize_chunk<128>(w, n, out, group);
+            if (!is_good) return first_bad(codes, w, n, row, column, where);
+        }
+    }
+    return QK_OK;
+}
+
+int fp8_to_int4(const QkFp8* w, const QkInt4Out* out, int64_t* where) {
+    return to_int4(
+        w->rows, w->columns, *out, where,
+        [&](int64_t row, int64_t column, int64_t n, float* to) { fp8_read(*w, row, column, n, to); },
+        [&](int64_t row, int64_t column) { return w->codes + row * w->stride + column; });
+}
+
+int plain_to_int4(const QkPlain* w, const QkInt4Out* out, int64_t* where) {
+    return to_int4(
+        w->rows, w->columns, *out, where,
+        [&](int64_t row, int64_t column, int64_t n, float* to) { plain_read(*w, row, column, n, to); },
+        [](int64_t, int64_t) -> const uint8_t* { return nullptr; });
+}
+
+template <class Write>
+QK_INLINE int fp8_to(const QkFp8& w, int64_t* where, const Write& write) {
+    for (int64_t row = 0; row < w.rows; ++row) {
+        for (int64_t column = 0; column < w.columns; column += CHUNK) {
+            const int64_t n = smaller(CHUNK, w.columns - column);
+            const uint8_t* codes = w.codes + row * w.stride + column;
+            if (has_nan_code(codes, n)) {
+                const float zeros[CHUNK] = {};
+                return first_bad(codes, zeros, n, row, column, where);
+            }
+            write(row, column, n);
+        }
+    }
+    return QK_OK;
+}
+
+int fp8_to_float32(const QkFp8* w, float* out, int64_t* where) {
+    return fp8_to(*w, where, [&](int64_t row, int64_t column, int64_t n) {
+        fp8_read(*w, row, column, n, out + row * w->columns + column);
+    });
+}
+
+int fp8_to_bf16(const QkFp8* w, uint16_t* out, int64_t* where) {
+    return fp8_to(*w, where, [&](int64_t row, int64_t column, int64_t n) {
+        float x[CHUNK];
+        fp8_read(*w, row, column, n, x);
+        narrow_bf16(x, n, out + row * w->columns + column);
+    });
+}
+
+void int4_read(const QkInt4& w, int64_t row, int64_t column, int64_t n, float* out) {
+    const uint32_t* words = w.packed + row * w.stride + column / 8;
+    const uint16_t* scales = w.scale + row * w.scale_stride;
+    uint64_t nibbles[CHUNK / 8];
+    for (int64_t i = 0; i < (n + 7) / 8; ++i) nibbles[i] = unpack8(words[i]);
+    const uint8_t* stored = reinterpret_cast<const uint8_t*>(nibbles);
+    segments(column, n, w.group_size, [&](int64_t start, int64_t length, int64_t index) QK_LAMBDA {
+        const vf scale = from_bf16(splati(scales[index]));
+        vectors(length, [&](int64_t i, int lanes) QK_LAMBDA {
+            const vi q = __builtin_convertvector(load_some<vb>(stored + start + i, lanes), vi) - 8;
+            store_some(out + start + i, __builtin_convertvector(q, vf) * scale, lanes);
+        });
+    });
+}
+
+int int4_to_float32(const QkInt4* w, float* out) {
+    for (int64_t row = 0; row < w->rows; ++row)
+        for (int64_t column = 0; column < w->columns; column += CHUNK)
+            int4_read(*w, row, column, smaller(CHUNK, w->columns - column), out + row * w->columns + column);
+    return QK_OK;
+}
+
+int int4_to_bf16(const QkInt4* w, uint16_t* out) {
+    float x[CHUNK];
+    for (int64_t row = 0; row < w->rows; ++row) {
+        for (int64_t column = 0; column < w->columns; column += CHUNK) {
+            const int64_t n = smaller(CHUNK, w->columns - column);
+            int4_read(*w, row, column, n, x);
+            narrow_bf16(x, n, out + row * w->columns + column);
+        }
+    }
+    return QK_OK;
+}
+
+// Raises every absmax[index] to that of the row; false: a weight is not finite.
+QK_INLINE bool raise_absmax(const float* x, int64_t column, int64_t n, int64_t block, float* absmax) {
+    bool is_good = true;
+    segments(column, n, block, [&](int64_t start, int64_t length, int64_t index) QK_LAMBDA {
+        vi top{};
+        vectors(length, [&](int64_t i, int lanes) QK_LAMBDA {
+            top = maxi(top, magnitude(load_some<vf>(x + start + i, lanes)));
+        });
+        int32_t highest;
+        memcpy(&highest, absmax + index, 4);
+        for (int i = 0; i < W; ++i) highest = top[i] > highest ? top[i] : highest;
+        memcpy(absmax + index, &highest, 4);
+        is_good &= highest < INFINITE;
+    });
+    return is_good;
+}
+
+int plain_to_fp8(const QkPlain* w, int64_t block_rows, int64_t block_columns, uint8_t* codes, float* scales,
+                 int64_t* where) {
+    const int64_t blocks = (w->columns + block_columns - 1) / block_columns;
+    float x[CHUNK];
+    for (int64_t band = 0; band < w->rows; band += block_rows, scales += blocks) {
+        const int64_t end = smaller(band + block_rows, w->rows);
+        memset(scales, 0, size_t(blocks) * 4);
+        for (int64_t row = band; row < end; ++row)
+            for (int64_t column = 0; column < w->columns; column += CHUNK) {
+                const int64_t n = smaller(CHUNK, w->columns - column);
+                plain_read(*w, row, column, n, x);
+                if (!raise_absmax(x, column, n, block_columns, scales))
+                    return first_bad(nullptr, x, n, row, column, where);
+            }
+        for (int64_t i = 0; i < blocks; ++i) {
+            scales[i] /= 448.0f;
+            if (scales[i] == 0) scales[i] = FP8_ZERO_SCALE;
+        }
+        for (int64_t row = band; row < end; ++row)
+            for (int64_t column = 0; column < w->columns; column += CHUNK) {
+                const int64_t n = smaller(CHUNK, w->columns - column);
+                uint8_t* to = codes + row * w->columns + column;
+                plain_read(*w, row, column, n, x);
+                segments(column, n, block_columns, [&](int64_t start, int64_t length, int64_t index) QK_LAMBDA {
+                    const vf scale = splat(scales[index]);
+                    vectors(length, [&](int64_t i, int lanes) QK_LAMBDA {
+                        const vi code = encode_e4m3(load_some<vf>(x + start + i, lanes) / scale);
+                        store_some(to + start + i, __builtin_convertvector(code, vb), lanes);
+                    });
+                });
+            }
+    }
+    return QK_OK;
+}
+
+int bf16_to_float32(const uint16_t* in, int64_t count, float* out) {
+    widen_bf16(in, count, out);
+    return QK_OK;
+}
+
+int float32_to_bf16(const float* in, int64_t count, uint16_t* out) {
+    narrow_bf16(in, count, out);
+    return QK_OK;
+}
+
+const QkOps OPS = {fp8_to_float32, fp8_to_bf16,  fp8_to_int4,     plain_to_int4,  int4_to_float32,
+                   int4_to_bf16,   plain_to_fp8, bf16_to_float32, float32_to_bf16};
+
+}  // namespace

@@ -1,0 +1,121 @@
+// Vectors of QK_WIDTH float32 lanes through the GCC/Clang vector extension: one source for every instruction set.
+//
+// Only operations with one IEEE result are used (no fused multiply-add, no reciprocal, no approximate minimum),
+// so all widths give the same bits. Everything is in an unnamed namespace and nothing of the standard library is
+// instantiated: code compiled for AVX-512 must never be merged with, or stand in for, portable code at link time.
+#ifndef QK_WIDTH
+#error "define QK_WIDTH (lanes) before including"
+#endif
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the packing below assumes little-endian words"
+#endif
+
+#define QK_INLINE inline __attribute__((always_inline))
+#define QK_LAMBDA __attribute__((always_inline))
+
+namespace {
+
+constexpr int W = QK_WIDTH;
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint8_t vb __attribute__((vector_size(W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+
+template <class V, class T>
+QK_INLINE V load(const T* p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class V, class T>
+QK_INLINE void store(T* p, V v) {
+    memcpy(p, &v, sizeof v);
+}
+QK_INLINE vf splat(float x) { return x - vf{}; }  // x - (+0) keeps every x, -0 included
+QK_INLINE vi splati(int32_t x) { return x - vi{}; }
+QK_INLINE vi bits(vf x) { return (vi)x; }
+QK_INLINE vf number(vi x) { return (vf)x; }
+QK_INLINE vi magnitude(vf x) { return bits(x) & 0x7fffffff; }
+QK_INLINE vi maxi(vi a, vi b) { return a > b ? a : b; }
+QK_INLINE vf maxf(vf a, vf b) { return a > b ? a : b; }  // NaN never gets here
+QK_INLINE vf minf(vf a, vf b) { return a < b ? a : b; }
+
+// Bits of the nearest even bf16 in the low half; a NaN stays one.
+QK_INLINE vi bf16_of(vf x) {
+    const vi u = bits(x);
+    const vi rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    return (magnitude(x) > 0x7f800000 ? ((u >> 16) | 0x40) : rounded) & 0xffff;
+}
+QK_INLINE vf from_bf16(vi x) { return number(x << 16); }
+
+// Folds the upper half of every segment of 2 * H lanes of a and b onto the lower: the segments of a, then of b.
+#if defined(__clang__) || __GNUC__ >= 12
+#define QK_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define QK_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, vi{__VA_ARGS__})
+#endif
+
+struct Add {
+    QK_INLINE vf operator()(vf a, vf b) const { return a + b; }
+};
+struct Max {
+    QK_INLINE vi operator()(vi a, vi b) const { return maxi(a, b); }
+};
+
+template <int H, class Op, class V>
+QK_INLINE V fold(Op op, V a, V b) {
+#if QK_WIDTH == 16
+    if constexpr (H == 8)
+        return op(QK_SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                  QK_SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+    else if constexpr (H == 4)
+        return op(QK_SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+                  QK_SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+    else if constexpr (H == 2)
+        return op(QK_SHUFFLE(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
+                  QK_SHUFFLE(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
+    else
+        return op(QK_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+                  QK_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+#elif QK_WIDTH == 8
+    if constexpr (H == 4)
+        return op(QK_SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11), QK_SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15));
+    else if constexpr (H == 2)
+        return op(QK_SHUFFLE(a, b, 0, 1, 4, 5, 8, 9, 12, 13), QK_SHUFFLE(a, b, 2, 3, 6, 7, 10, 11, 14, 15));
+    else
+        return op(QK_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14), QK_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15));
+#else
+    if constexpr (H == 2)
+        return op(QK_SHUFFLE(a, b, 0, 1, 4, 5), QK_SHUFFLE(a, b, 2, 3, 6, 7));
+    else
+        return op(QK_SHUFFLE(a, b, 0, 2, 4, 6), QK_SHUFFLE(a, b, 1, 3, 5, 7));
+#endif
+}
+
+// Lane i of the result = the fold of leaf(i), i in [0, W). Depth first, so that log2(W) vectors are alive.
+template <int N, class Op, class Leaf>
+QK_INLINE auto across(Op op, const Leaf& leaf, int first) {
+    if constexpr (N == 1) {
+        return leaf(first);
+    } else {
+        const auto a = across<N / 2>(op, leaf, first);
+        const auto b = across<N / 2>(op, leaf, first + N / 2);
+        return fold<W / N>(op, a, b);
+    }
+}
+
+// The fold of the N vectors term(k), k in [first, first + N), the upper half onto the lower until one is left.
+template <int N, int Step, class Op, class Term>
+QK_INLINE auto along(Op op, const Term& term, int k) {
+    if constexpr (N == 1) {
+        return term(k);
+    } else {
+        return op(along<N / 2, Step * 2>(op, term, k), along<N / 2, Step * 2>(op, term, k + Step));
+    }
+}
+
+}  // namespace

@@ -1,0 +1,96 @@
+"""Builds the native kernels; everything else about the package is in pyproject.toml.
+
+The library has a C ABI and is loaded through ctypes (``quantkit_kernels/native.py``), so it is named
+``libquantkit_kernels.so``, without a Python version, and a wheel is tagged for any Python 3 on one platform. It is
+optional: without a C++ compiler the installation succeeds and the torch twin is used.
+
+Each source that needs an instruction set beyond the platform's baseline is compiled with its own flags; the
+library picks one at run time. Results must be the same bits everywhere, hence no fast-math and no contraction.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+CSRC = "kernels/csrc"
+FLAGS = [
+    "-std=c++17", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
+    "-fvisibility=hidden", "-g0", "-Wall", "-Wextra", "-Wno-psabi",
+]  # fmt: skip
+ISA_FLAGS = {
+    f"{CSRC}/convert_avx2.cpp": ["-mavx2"],
+    f"{CSRC}/convert_avx512.cpp": [
+        "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512",
+    ],
+}  # fmt: skip
+SOURCES = [f"{CSRC}/dispatch.cpp", f"{CSRC}/convert_portable.cpp", *ISA_FLAGS]
+HEADERS = [f"{CSRC}/{name}" for name in ("quantkit_kernels.h", "simd.h", "convert_impl.h")]
+
+
+def is_x86_64() -> bool:
+    """Whether every architecture of this build is x86-64 (macOS may build for others through ARCHFLAGS)."""
+    return platform.machine().lower() in ("x86_64", "amd64") and "arm64" not in os.environ.get("ARCHFLAGS", "")
+
+
+class BuildNative(build_ext):
+    """Compiles each source with its flags and links one library under a fixed name."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+    def build_extension(self, ext: Extension) -> None:
+        objects: list[str] = []
+        for source in ext.sources:
+            flags = [*ext.extra_compile_args, *(ISA_FLAGS.get(source, []) if is_x86_64() else [])]
+            try:
+                objects += self._compile(ext, source, flags)
+            except CompileError:
+                if source not in ISA_FLAGS:
+                    raise
+                print(f"{source}: the compiler does not know {ISA_FLAGS[source]}; left out", file=sys.stderr)
+                objects += self._compile(ext, source, ext.extra_compile_args)
+        self.compiler.link_shared_object(
+            objects, self.get_ext_fullpath(ext.name), extra_postargs=ext.extra_link_args, target_lang="c++"
+        )
+
+    def _compile(self, ext: Extension, source: str, flags: list[str]) -> list[str]:
+        self.compiler.force = True  # objects do not know of changed headers or flags
+        return list(
+            self.compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                include_dirs=[CSRC],
+                extra_postargs=flags,
+                depends=ext.depends,
+            )
+        )
+
+
+class AnyPythonWheel(bdist_wheel):
+    """py3-none-PLATFORM: the library does not depend on a Python version."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "quantkit_kernels.libquantkit_kernels",
+            sources=SOURCES,
+            depends=HEADERS,
+            extra_compile_args=FLAGS,
+            language="c++",
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": AnyPythonWheel},
+)
