@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .view import read_mark as read_mark
 
 _WHERE = {
-    "Artifact": "artifact", "Manifest": "manifest", "TensorRecord": "records", "View": "view", "ViewWeight": "view",
-    "read_mark": "view", "add_attachment": "attachments", "Check": "verify", "VerifyReport": "verify",
-    "verify_artifact": "verify",
+    "Artifact": "artifact", "Check": "verify", "Manifest": "manifest", "TensorRecord": "records",
+    "VerifyReport": "verify", "View": "view", "ViewWeight": "view", "add_attachment": "attachments",
+    "read_mark": "view", "verify_artifact": "verify",
 }  # fmt: skip
 __all__ = [
     "Artifact", "Check", "Manifest", "TensorRecord", "VerifyReport", "View", "ViewWeight",

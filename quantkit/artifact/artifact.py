@@ -1,6 +1,7 @@
 """An artifact on disk: two views, a manifest, one line per source tensor.
 
-Opening reads the manifest only. Views open when they are first used; nothing is loaded before a weight is asked for.
+Opening reads the manifest only. Views open when they are first used; nothing is loaded before a weight is asked
+for.
 """
 
 from __future__ import annotations

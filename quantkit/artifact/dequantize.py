@@ -7,9 +7,10 @@ those of ``quantkit_kernels``; this only picks the operation and cuts rows so th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.tensor import Storage, StoredWeight
+from ..checkpoint.tensor import Storage, StoredWeight, TensorInfo
 from ..errors import SourceError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -26,13 +27,6 @@ def row_tiles(rows: int, row_bytes: int, align: int, tile_bytes: int) -> Iterato
         yield start, min(start + step, rows)
 
 
-def row_alignment(weight: StoredWeight) -> int:
-    """Rows that share a scale and so belong into one tile; 1 where each row (or the whole tensor) has its own."""
-    if weight.storage is Storage.FP8_BLOCK:
-        return weight.block[0]
-    return 1
-
-
 def row_nbytes(weight: StoredWeight) -> int:
     """Stored bytes per row of the codes."""
     return weight.weight.nbytes // weight.shape[0] if weight.shape[0] else 0
@@ -41,53 +35,35 @@ def row_nbytes(weight: StoredWeight) -> int:
 class RowReader:
     """Reads rows of one stored weight; holds its decoded scales.
 
-    ``codes(start, stop)`` are the stored numbers, ``scale_rows(start, stop)`` the scales that belong to them.
+    Attributes:
+        weight: the weight.
+        scales: None for PLAIN; BF16 bits ``[O, G]`` for INT4 (the kernels take them as stored), else float32.
     """
 
     def __init__(self, checkpoint: Checkpoint, weight: StoredWeight) -> None:
-        self.checkpoint, self.weight = checkpoint, weight
-        self.scales = None if weight.storage is Storage.PLAIN else self._read_scales()
-
-    def _read_scales(self) -> npt.NDArray[Any]:
-        # INT4 scales stay BF16 bits: the kernels take them as stored.
-        if self.weight.storage is Storage.INT4_GROUP:
-            assert self.weight.scale is not None  # our invariant: only PLAIN has none
-            return self.checkpoint.array(self.weight.scale)
-        return self.checkpoint.scales_float32(self.weight)
+        self.weight = weight
+        self._checkpoint = checkpoint
+        self.scales: npt.NDArray[Any] | None = None
+        if weight.storage is not Storage.PLAIN:
+            self.scales = _read_scales(checkpoint, weight)
 
     def codes(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Rows ``[start, stop)`` in their storage dtype: u8 FP8 codes, i32 packed words, u16 BF16 bits, f16, f32."""
         import numpy as np
 
         info, width = self.weight.weight, row_nbytes(self.weight)
+        if info.dtype not in _STORED_AS:
+            raise UnsupportedError(
+                f"a weight of dtype {info.dtype}", where=_where(info), accepted=", ".join(_STORED_AS)
+            )
         data = np.empty((stop - start) * width, dtype=np.uint8)
-        self.checkpoint.read_into(info, start * width, memoryview(data))
-        dtype = _STORED_AS.get(info.dtype)
-        if dtype is None:
-            raise UnsupportedError(f"weights of dtype {info.dtype}", where=f"{info.file}: {info.name}",
-                                   accepted=", ".join(_STORED_AS))  # fmt: skip
-        return data.view(dtype).reshape(stop - start, -1)
+        self._checkpoint.read_into(info, start * width, memoryview(data))
+        return data.view(_STORED_AS[info.dtype]).reshape(stop - start, -1)
 
     def scale_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        assert self.scales is not None  # our invariant: never asked for PLAIN weights
-        if self.weight.storage is Storage.FP8_TENSOR:
-            return self.scales.reshape(1, 1)
-        block = row_alignment(self.weight)
-        return self.scales[start // block : -(-stop // block)]
-
-    def block(self, start: int, stop: int) -> tuple[int, int]:
-        """The block shape that ``scale_rows`` of the same rows has."""
-        if self.weight.storage is Storage.FP8_TENSOR:
-            return stop - start, self.weight.shape[1]
-        return self.weight.block
-
-    def nan_error(self, start: int, row: int, column: int) -> SourceError:
-        info = self.weight.weight
-        return SourceError(
-            f"NaN code in an FP8 weight at row {start + row}, column {column}",
-            where=f"{info.file}: {info.name}",
-            hint="The source is damaged: download it again, or ask its publisher",
-        )
+        """Scales of rows of an INT4 weight; the others go to the kernels whole, with a row offset."""
+        assert self.scales is not None  # our invariant: only PLAIN has none
+        return self.scales[start:stop]
 
     def float32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Rows as exact float32 numbers."""
@@ -97,14 +73,49 @@ class RowReader:
 
         codes = self.codes(start, stop)
         if self.weight.storage is Storage.PLAIN:
-            return kernels.bf16_to_float32(codes) if codes.dtype == np.uint16 else codes.astype(np.float32, copy=False)
-        scales = self.scale_rows(start, stop)
+            return (
+                kernels.bf16_to_float32(codes)
+                if codes.dtype == np.uint16
+                else codes.astype(np.float32, copy=False)
+            )
         if self.weight.storage is Storage.INT4_GROUP:
-            return kernels.int4_to_float32(codes, scales, self.weight.shape[1])
+            return kernels.int4_to_float32(
+                codes, self.scale_rows(start, stop), self.weight.shape[1], group_size=self.weight.block[1]
+            )
+        assert self.scales is not None  # our invariant: only PLAIN has none
+        with self.bad_numbers():
+            return kernels.fp8_to_float32(codes, self.scales, self.weight.block, row_offset=start)
+
+    @contextmanager
+    def bad_numbers(self) -> Iterator[None]:
+        """Name the tensor in what the kernels say of a NaN code or a number that is not finite."""
+        import quantkit_kernels as kernels
+
         try:
-            return kernels.fp8_to_float32(codes, scales, self.block(start, stop))
-        except kernels.NanCodeError as problem:
-            raise self.nan_error(start, problem.row, problem.column) from problem
+            yield
+        except (kernels.NanCodeError, kernels.NonFiniteError) as problem:
+            kind = "NaN code in an FP8 weight" if isinstance(problem, kernels.NanCodeError) else "NaN or infinity"
+            raise SourceError(
+                f"{kind} at row {problem.row}, column {problem.column}",
+                where=_where(self.weight.weight),
+                hint="The source is damaged: download it again, or ask its publisher",
+            ) from problem
+
+
+def _read_scales(checkpoint: Checkpoint, weight: StoredWeight) -> npt.NDArray[Any]:
+    if weight.storage is not Storage.INT4_GROUP:
+        return checkpoint.scales_float32(weight)
+    assert weight.scale is not None  # our invariant: only PLAIN has none
+    if weight.scale.dtype != "BF16":
+        raise UnsupportedError(
+            f"INT4 scales of dtype {weight.scale.dtype}", where=_where(weight.scale), accepted="BF16"
+        )
+    checkpoint.scales_float32(weight)  # for its checks: no NaN, infinite or negative scale
+    return checkpoint.array(weight.scale)
+
+
+def _where(info: TensorInfo) -> str:
+    return f"{info.file}: {info.name}"
 
 
 _STORED_AS = {"F8_E4M3": "u1", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "I32": "<i4"}

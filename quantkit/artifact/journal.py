@@ -1,9 +1,9 @@
 """The memory of an unfinished conversion: append-only, one fsynced JSON line per finished piece.
 
-The first line is the fingerprint of the run (plan, checkpoint, versions): a working directory never continues under
-another. A line is written after the data it speaks of is durable, so what it says holds after any crash; a torn last
-line is what a crash leaves and is dropped. The journal file is also the lock: two runs never share a working
-directory (``flock``, released by the kernel when a process dies).
+The first line is the fingerprint of the run (plan, checkpoint, versions): a working directory never continues
+under another. A line is written after the data it speaks of is durable, so what it says holds after any crash; a
+torn last line is what a crash leaves and is dropped. The journal file is also the lock: two runs never share a
+working directory (``flock``, released by the kernel when a process dies).
 
 Entries after the first are dictionaries with a ``kind``; their meaning is the executor's business.
 """

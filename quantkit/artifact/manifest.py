@@ -1,8 +1,8 @@
 """``manifest.json``: what an artifact is, from what it was made and which bytes belong to it.
 
 Core content only: no clock, no host, no path of the machine, so that the same source, recipe and version give the
-same bytes wherever they run. A local source is known by its digests (a directory name says nothing); a hub or bundled
-one also by its label and revision. Whoever needs times finds them in the attachments.
+same bytes wherever they run. A local source is known by its digests (a directory name says nothing); a hub or
+bundled one also by its label and revision. Whoever needs times finds them in the attachments.
 
 ``pair_id`` is what the two views of an artifact share and views of different artifacts don't.
 """
@@ -55,9 +55,9 @@ class Source(_Closed):
 class ViewEntry(_Closed):
     """One view: whose bytes it holds, whether it holds them, and the digest over its tensors.
 
-    ``origin``: ``publisher`` when its weight files are the source's own, else ``derived``. ``stored``: ``reference``
-    when only digests are recorded. ``transforms`` names what was done to tensors that are neither quantized nor
-    byte-identical (``fp8-to-bf16``, ``bf16-to-fp8``, ``int4-to-fp8``).
+    ``origin``: ``publisher`` when its weight files are the source's own, else ``derived``. ``stored``:
+    ``reference`` when only digests are recorded. ``transforms`` names what was done to tensors that are neither
+    quantized nor byte-identical (``fp8-to-bf16``, ``bf16-to-fp8``, ``int4-to-fp8``).
     """
 
     origin: Literal["publisher", "derived"]

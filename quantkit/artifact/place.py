@@ -2,9 +2,9 @@
 
 ``auto`` hard-links only out of the Hub's content-addressed cache, where nobody edits files in place; elsewhere it
 clones blocks (FICLONE, copy on write) and where the file system can't, copies. ``link`` hard-links on request: an
-in-place edit of the source would then change the artifact too (verify finds it). Whatever the way, one in-order read
-gives the file's digest and the digest of every tensor in it, and a copy is written from the very buffers that were
-hashed. Symbolic links (the Hub cache is made of them) are resolved first.
+in-place edit of the source would then change the artifact too (verify finds it). Whatever the way, one in-order
+read gives the file's digest and the digest of every tensor in it, and a copy is written from the very buffers
+that were hashed. Symbolic links (the Hub cache is made of them) are resolved first.
 """
 
 from __future__ import annotations
@@ -133,7 +133,12 @@ def _write(
 
 
 def _read_through(
-    fd: int, source: Path, nbytes: int, tensors: Sequence[TensorInfo], out: int | None, on_bytes: Callable[[int], None]
+    fd: int,
+    source: Path,
+    nbytes: int,
+    tensors: Sequence[TensorInfo],
+    out: int | None,
+    on_bytes: Callable[[int], None],
 ) -> PlacedFile:
     whole = hashlib.sha256()
     slicer = _TensorDigests(tensors)

@@ -1,8 +1,8 @@
 """``tensors.jsonl``: one line per source tensor, in the source's order: what became of it in each view.
 
-A line that keeps its bytes under its name needs no outputs: its ``sha256`` is the output's. Every other outcome lists
-the tensors written, with their digests. Error figures stand at the weight, relative to its energy, rounded to six
-significant digits: sqrt(sum of squared differences / sum of squared weights).
+A line that keeps its bytes under its name needs no outputs: its ``sha256`` is the output's. Every other outcome
+lists the tensors written, with their digests. Error figures stand at the weight, relative to its energy, rounded
+to six significant digits: sqrt(sum of squared differences / sum of squared weights).
 """
 
 from __future__ import annotations

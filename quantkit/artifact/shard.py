@@ -1,8 +1,9 @@
 """Writes one safetensors file whose tensors are known beforehand: header first, then bytes at their offsets.
 
 Why not ``safetensors.save_file``: it wants all tensors in memory, is not deterministic with more than one metadata
-key and leaves mode 0600. Here offsets are fixed before the first byte, so that many threads write different tensors
-at once (pwrite), every tensor is hashed as it is written, and a file interrupted half-way can be continued.
+key and leaves mode 0600. Here offsets are fixed before the first byte, so that many threads write different
+tensors at once (pwrite), every tensor is hashed as it is written, and a file interrupted half-way can be
+continued.
 
 A shard lives under ``NAME.unfinished`` until ``finish``: hash of the whole file in one in-order pass, fdatasync,
 rename, directory fsync, in this order; a file under its final name is therefore complete.
@@ -102,8 +103,7 @@ class ShardWriter:
 
     def _has_same_header(self) -> bool:
         return (
-            os.fstat(self._fd).st_size == self.nbytes
-            and os.pread(self._fd, len(self._header), 0) == self._header
+            os.fstat(self._fd).st_size == self.nbytes and os.pread(self._fd, len(self._header), 0) == self._header
         )
 
     def _start(self) -> None:

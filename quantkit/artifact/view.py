@@ -1,7 +1,7 @@
 """A view of an artifact: a Hugging Face checkpoint that knows its partner.
 
-``quantkit_view.json`` in each view carries the pair's id and the digest over the view's own tensors. A server reads
-both marks and refuses views of different pairs; it needs nothing else of the artifact.
+``quantkit_view.json`` in each view carries the pair's id and the digest over the view's own tensors. A server
+reads both marks and refuses views of different pairs; it needs nothing else of the artifact.
 """
 
 from __future__ import annotations

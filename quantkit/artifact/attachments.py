@@ -1,0 +1,122 @@
+"""What is said about an artifact: model card, provenance, reports, evaluation results.
+
+Attachments may hold times and figures and are added at any time; they never change the core. ``attachments.json``
+lists them with their digests and only grows: a newer version of a file is a further entry, and the last one
+counts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArtifactError, UsageError
+from .canonical import readable_json, sha256_hex
+from .durable import disk_errors, write_file
+from .layout import ATTACHMENT_LIST, ATTACHMENTS, MODEL_CARD, PROVENANCE, REPORT_HTML, REPORT_JSON
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+    from .artifact import Artifact
+    from .manifest import Manifest
+
+
+def add_attachment(
+    artifact: Artifact | Path, name: str, data: bytes, *, replace: bool = False, root: bool = False
+) -> Path:
+    """Write a file under ``attachments/`` and enter it into the list.
+
+    Args:
+        artifact: the artifact or its directory.
+        name: file name, may contain folders (``evals/fidelity.json``).
+        replace: allow a newer version of an attachment that exists.
+        root: the file stands beside the manifest instead (the model card).
+
+    Raises:
+        UsageError: a name that leaves the folder, is reserved or taken.
+        EnvironmentProblem: the disk refuses.
+    """
+    directory = artifact if isinstance(artifact, Path) else artifact.path
+    path = _checked_path(name, root)
+    target = directory / path
+    with disk_errors(target), _locked(directory / ATTACHMENTS):
+        entries = read_attachments(directory)
+        if not replace and any(entry["path"] == path for entry in entries):
+            raise UsageError(f"attachment {path!r} exists", where=str(directory), accepted="a new name")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_file(target, data)
+        added = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        entries.append({"path": path, "nbytes": len(data), "sha256": sha256_hex(data), "added": added})
+        write_file(directory / ATTACHMENTS / ATTACHMENT_LIST, readable_json({"attachments": entries}))
+    return target
+
+
+def read_attachments(directory: Path) -> list[dict[str, Any]]:
+    """All entries of the list, oldest first; empty when there is no list.
+
+    Raises:
+        ArtifactError: the list is damaged.
+    """
+    path = directory / ATTACHMENTS / ATTACHMENT_LIST
+    if not path.exists():
+        return []
+    try:
+        entries = json.loads(path.read_bytes())["attachments"]
+        if not all(isinstance(e["path"], str) and isinstance(e["sha256"], str) for e in entries):
+            raise ValueError("an entry lacks path or sha256")
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ArtifactError(f"is not a list of attachments ({problem})", where=str(path)) from problem
+    return list(entries)
+
+
+def write_first_attachments(
+    directory: Path, manifest: Manifest, checkpoint: Checkpoint, *, plan_id: str, recipe_repo: str | None
+) -> None:
+    """What every conversion leaves: provenance, report, model card.
+
+    Args:
+        recipe_repo: repository that the recipe was written for; names the base model of a local source.
+    """
+    from .model_card import render_card
+    from .provenance import render_provenance
+    from .records import read_records
+    from .report import build_report
+    from .report_html import render_html
+
+    report = build_report(manifest, read_records(directory))
+    base = manifest.source.label if manifest.source.kind == "hub" else recipe_repo
+    base = base if base and "/" in base else None  # bundled models have no page to link to
+    files = {
+        PROVENANCE: render_provenance(directory, manifest, plan_id, checkpoint),
+        REPORT_JSON: readable_json(report), REPORT_HTML: render_html(report),
+    }  # fmt: skip
+    for name, data in files.items():
+        add_attachment(directory, name, data, replace=True)
+    add_attachment(directory, MODEL_CARD, render_card(manifest, report, base), replace=True, root=True)
+
+
+def _checked_path(name: str, root: bool) -> str:
+    path = PurePosixPath(name)
+    bad = path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or "\\" in name
+    if bad or path.name == ATTACHMENT_LIST:
+        raise UsageError(f"{name!r} cannot be the name of an attachment", accepted="a relative file name")
+    if root and name != MODEL_CARD:
+        raise UsageError(f"{name!r} cannot stand beside the manifest", accepted=MODEL_CARD)
+    return name if root else f"{ATTACHMENTS}/{path}"
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

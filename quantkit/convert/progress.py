@@ -1,0 +1,54 @@
+"""What a conversion tells while it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One event: bytes of source read or skipped so far, of all there are, and what was being worked on.
+
+    ``stage`` is ``sources`` (files being read, hashed and placed), ``weights`` (tensors being converted) or
+    ``finish``. Bytes count both, so that the ratio is honest about the time left.
+    """
+
+    stage: str
+    unit: str
+    done_bytes: int
+    total_bytes: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Stopped(Exception):
+    """Raised inside a worker when another worker failed or the user interrupted; never leaves the executor."""
+
+
+class Ticker:
+    """Counts bytes from many threads, reports them, and is where workers notice that they should stop."""
+
+    def __init__(self, total_bytes: int, on_progress: OnProgress | None) -> None:
+        self.total_bytes = total_bytes
+        self._on_progress = on_progress
+        self._done = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def check(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+    def add(self, stage: str, unit: str, nbytes: int) -> None:
+        """Report progress; raises Stopped when it is time to stop."""
+        self.check()
+        with self._lock:
+            self._done += nbytes
+            if self._on_progress is not None:
+                self._on_progress(Progress(stage, unit, self._done, self.total_bytes))

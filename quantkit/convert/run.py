@@ -1,0 +1,132 @@
+"""``convert``: the checks before any work, the execution, the finish."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..artifact.artifact import Artifact
+from ..artifact.attachments import write_first_attachments
+from ..artifact.layout import DECODE, PREFILL
+from ..errors import UsageError
+from .executor import Executor
+from .finish import Finisher
+from .memory import choose_budget
+from .progress import OnProgress
+from .sources import SourceFiles
+from .target import Target, check_space, finished_artifact, open_target, refuse_overlap
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+    from ..plan import Plan
+    from ..plan.fate import Shard
+
+_SLACK = 16 << 20  # manifest, records, reports
+
+
+def convert(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    out_dir: str | os.PathLike[str],
+    *,
+    jobs: int | None = None,
+    max_memory: int | None = None,
+    consume: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Artifact:
+    """Execute a plan; continues what an interrupted run of the same plan left in ``<out_dir>.partial/``.
+
+    Args:
+        plan: what to do; made from this very checkpoint.
+        checkpoint: the source.
+        out_dir: a new or empty directory, or one that holds the finished result of the same plan (then nothing is
+            done and ``artifact.was_complete`` is True).
+        jobs: worker threads; None for one per core, at most 8. Changes no byte.
+        max_memory: upper bound in bytes of resident memory; fewer workers and smaller tiles. Changes no byte.
+        consume: delete a Hub source's files from the cache when they are placed and no longer needed.
+        on_progress: called from worker threads, one call at a time.
+
+    Raises:
+        UsageError: the target can't be used, or options that exclude one another.
+        SourceError: NaN codes or scales in the source; it changed while being read.
+        ArtifactError: an unfinished conversion of another plan is in the way.
+        EnvironmentProblem: disk, memory or permissions; a run after it resumes.
+        Interrupted: Ctrl-C; resumable.
+    """
+    out = Path.cwd() / out_dir  # not resolved: a symbolic link may be where the user wants it
+    mode = plan.recipe.prefill.place
+    _check_options(plan, checkpoint, mode, consume)
+    finished = finished_artifact(out, plan)
+    if finished is not None:
+        return finished
+    refuse_overlap(out, checkpoint)
+    shards: tuple[Shard, ...] = (*plan.prefill, *plan.decode)
+    budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())
+    target = open_target(out, plan, checkpoint)
+    try:
+        view = PREFILL if plan.prefill_is_source else DECODE if plan.decode_is_source else None
+        sources = SourceFiles(
+            checkpoint, shards, target.journal,
+            view_dir=target.work / view if view else None, mode=mode, consume=consume,
+        )  # fmt: skip
+        executor = Executor(shards, checkpoint, target, sources, budget)
+        executor.restore()
+        check_space(target.work, _space_needed(plan, checkpoint, sources), besides=sources.placed_paths())
+        executor.run(on_progress)
+        sources.check_unchanged()
+        return _finish(plan, executor, target)
+    finally:
+        target.journal.close()
+
+
+def _finish(plan: Plan, executor: Executor, target: Target) -> Artifact:
+    manifest = Finisher(plan, executor).run()
+    write_first_attachments(
+        target.work, manifest, executor.checkpoint, plan_id=plan.plan_id, recipe_repo=plan.recipe.source.repo
+    )
+    return target.publish()
+
+
+def _check_options(plan: Plan, checkpoint: Checkpoint, mode: str, consume: bool) -> None:
+    if plan.source.fingerprint != checkpoint.fingerprint:
+        raise UsageError(
+            f"the plan was made from another checkpoint than {checkpoint.label}", where="plan",
+            hint="Make the plan anew from this source",
+        )  # fmt: skip
+    if not consume:
+        return
+    if checkpoint.kind != "hub":
+        raise UsageError("only downloads from a hub are deleted", where="--consume",
+                         hint=f"{checkpoint.label} is a {checkpoint.kind} source: leave the option out")  # fmt: skip
+    if mode == "reference":
+        raise UsageError("would delete the only copy that the artifact refers to", where="--consume",
+                         accepted="--prefill auto, link or copy")  # fmt: skip
+
+
+def _widest_block(plan: Plan, checkpoint: Checkpoint) -> int:
+    """Source bytes of the widest run of rows that an operation can't cut: 128 rows where FP8 blocks are derived."""
+    from ..artifact.dequantize import row_nbytes
+    from ..plan.fate import Op
+
+    weights = {weight.weight.name: weight for weight in checkpoint.weights().values()}
+    widest = 0
+    for shard in (*plan.prefill, *plan.decode):
+        for job in shard.jobs:
+            if job.op is not Op.COPY:
+                rows = 128 if job.op is Op.TO_FP8 else 1
+                widest = max(widest, rows * row_nbytes(weights[job.sources[0]]))
+    return widest
+
+
+def _backend() -> str:
+    import quantkit_kernels as kernels
+
+    return kernels.backend().name
+
+
+def _space_needed(plan: Plan, checkpoint: Checkpoint, sources: SourceFiles) -> int:
+    # Everything at its final size; what the working directory holds already is deducted by check_space.
+    shards = sum(shard.file_bytes for shard in (*plan.prefill, *plan.decode))
+    side = 2 * sum(side.nbytes for side in checkpoint.side_files)
+    return shards + side + _SLACK + sources.space_needed()

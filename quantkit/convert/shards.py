@@ -1,0 +1,132 @@
+"""A shard while its jobs are being done, in any order and by many threads, and what the journal knows of it.
+
+Data are made durable before the journal speaks of them: a flush takes what is finished, syncs the file, then
+writes one line. Flushing every ``FLUSH_BYTES`` rather than per tensor keeps the disk busy with large writes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ..artifact.canonical import hash_file
+from ..artifact.journal import Entry, Journal
+from ..artifact.layout import UNFINISHED_SUFFIX, view_path
+from ..artifact.shard import FileDigest, ShardWriter
+from ..plan.fate import Job, Shard
+from .ops import JobResult
+
+FLUSH_BYTES = 256 << 20
+
+
+class ShardState:
+    """One shard of the plan.
+
+    Attributes:
+        results: job index -> result, for the jobs that are done.
+        digest: the finished file, None before.
+    """
+
+    def __init__(
+        self, shard: Shard, work: Path, journal: Journal, on_durable: Callable[[Iterable[Job]], None]
+    ) -> None:
+        self.shard = shard
+        self.name = view_path(shard.view, shard.file)
+        self.path = work / shard.view / shard.file
+        self.results: dict[int, JobResult] = {}
+        self.digest: FileDigest | None = None
+        self._journal, self._on_durable = journal, on_durable
+        self._writer: ShardWriter | None = None
+        self._fresh: list[int] = []  # done, not yet journalled
+        self._fresh_bytes = 0
+        self._lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Take over what an earlier run journalled, as far as the disk agrees.
+
+        A finished file is trusted at its size (``verify`` reads it); tensors of an unfinished one are hashed
+        again.
+        """
+        known: dict[int, JobResult] = {}
+        finished: FileDigest | None = None
+        for entry in entries:
+            for index, outputs, error in entry["done"]:
+                known[index] = JobResult(outputs, error)
+            if entry["kind"] == "shard":
+                finished = FileDigest(entry["nbytes"], entry["sha256"])
+        if finished and len(known) == len(self.shard.jobs) and _size(self.path) == finished.nbytes:
+            self.results, self.digest = known, finished
+            return
+        if self.path.exists():  # renamed, but the crash came before the journal line
+            self.path.replace(self.path.with_name(self.path.name + UNFINISHED_SUFFIX))
+        if not known:
+            return
+        writer = self.writer()
+        if writer.resumed:
+            self.results = {
+                index: result
+                for index, result in known.items()
+                if all(writer.rehash(name) == sha256 for name, sha256 in result.outputs.items())
+            }
+
+    def writer(self) -> ShardWriter:
+        with self._lock:
+            if self._writer is None:
+                self._writer = ShardWriter(self.path, self.shard.tensors)
+            return self._writer
+
+    def done(self, index: int, result: JobResult) -> None:
+        """A job was written; flushes or finishes the file when it is time. Any thread."""
+        with self._lock:
+            self.results[index] = result
+            self._fresh.append(index)
+            self._fresh_bytes += self.shard.jobs[index].nbytes
+            complete = len(self.results) == len(self.shard.jobs)
+            flush = self._fresh_bytes >= FLUSH_BYTES
+        if complete:
+            self.finish()
+        elif flush:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make finished jobs durable and journal them."""
+        with self._flush_lock:
+            fresh = self._take_fresh()
+            if fresh and self._writer is not None:
+                self._writer.sync()
+                self._journal.append({"kind": "jobs", "shard": self.name, "done": self._lines(fresh)})
+                self._on_durable(self.shard.jobs[i] for i in fresh)
+
+    def finish(self) -> None:
+        with self._flush_lock:
+            self.digest = self.writer().finish()
+            fresh = self._take_fresh()
+            self._journal.append({
+                "kind": "shard", "shard": self.name, "nbytes": self.digest.nbytes, "sha256": self.digest.sha256,
+                "done": self._lines(fresh),
+            })  # fmt: skip
+            self._on_durable(self.shard.jobs[i] for i in fresh)
+
+    def _take_fresh(self) -> list[int]:
+        with self._lock:
+            fresh, self._fresh, self._fresh_bytes = self._fresh, [], 0
+            return fresh
+
+    def _lines(self, indices: Iterable[int]) -> list[list[Any]]:
+        return [[i, self.results[i].outputs, self.results[i].relative_error] for i in indices]
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def place_is_intact(path: Path, sha256: str) -> bool:
+    """Whether a placed file reads back as what was hashed."""
+    return hash_file(path)[0] == sha256
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1

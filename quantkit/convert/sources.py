@@ -1,0 +1,163 @@
+"""The publisher's files: fetched when first needed, read once in order, placed, and let go when nothing needs them.
+
+One read of a file gives its digest, the digest of every tensor in it, and (where it is copied) the copy. A file is
+let go, from the page cache or with ``consume`` from the Hub cache, when it is placed and every job that reads it
+is journalled: a crash at any point still finds what it needs.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..artifact.journal import Entry, Journal
+from ..artifact.place import PlacedFile, Way, choose_way, place_file
+from ..checkpoint.tensor import TensorInfo
+from ..errors import EnvironmentProblem, SourceError
+from ..plan.fate import Job, Shard
+from .progress import Ticker
+from .shards import place_is_intact
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class SourceFiles:
+    """All weight files of the source during one conversion.
+
+    Args:
+        view_dir: the view that receives the publisher's files; None when both views are derived.
+        mode: ``auto``, ``link``, ``copy`` or ``reference``.
+        consume: delete files from the Hub cache when they are no longer needed.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, shards: Iterable[Shard], journal: Journal, *,
+        view_dir: Path | None, mode: str, consume: bool,
+    ) -> None:  # fmt: skip
+        self.checkpoint, self._journal = checkpoint, journal
+        self.view_dir, self._mode, self._consume = view_dir, mode, consume
+        self.placed: dict[str, PlacedFile] = {}
+        self._tensors: dict[str, list[TensorInfo]] = {file: [] for file in checkpoint.files}
+        for info in checkpoint.tensors.values():
+            self._tensors[info.file].append(info)
+        self._users: Counter[str] = Counter(dict.fromkeys(checkpoint.files, 1))
+        for shard in shards:
+            for job in shard.jobs:
+                self._users.update(self.files_of(job))
+        self._locks = {file: threading.Lock() for file in checkpoint.files}
+        self._users_lock = threading.Lock()
+        self._stats = {file: _stat(path) for file in checkpoint.files if (path := self._stable_path(file))}
+
+    @property
+    def stored(self) -> str:
+        """How the publisher's view is stored: ``files`` or ``reference``."""
+        return "reference" if self._mode == "reference" else "files"
+
+    def files_of(self, job: Job) -> set[str]:
+        return {self.checkpoint.tensors[name].file for name in job.sources}
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Take over journalled files that are still in place."""
+        for entry in entries:
+            target = self._target(entry["file"])
+            if target is None or (target.is_file() and target.stat().st_size == entry["nbytes"]):
+                self.placed[entry["file"]] = PlacedFile(entry["nbytes"], entry["sha256"], entry["tensors"])
+        for file in self.placed:
+            self._release(file)
+
+    def fetch(self, file: str) -> Path:
+        """Have a file on disk; the first to need it downloads it."""
+        with self._locks[file]:
+            return self.checkpoint.fetch(file)
+
+    def place(self, file: str, ticker: Ticker) -> None:
+        """Read a file in order, digest it, place it, journal it."""
+        path = self.fetch(file)
+        target = self._target(file)
+        way = Way.REFERENCE
+        if target is not None and self.view_dir is not None:
+            way = choose_way(self._mode, path, self.view_dir, content_addressed=self.checkpoint.kind == "hub")
+        placed = place_file(path, target, way, self._tensors[file], lambda n: ticker.add("sources", file, n))
+        self._check_etag(file, placed)
+        if self._consume and target is not None and not place_is_intact(target, placed.sha256):
+            raise EnvironmentProblem("reads back other bytes than were written", where=str(target),
+                                     hint="Check the disk; nothing was deleted")  # fmt: skip
+        self.placed[file] = placed
+        self._journal.append({
+            "kind": "source", "file": file, "nbytes": placed.nbytes, "sha256": placed.sha256,
+            "tensors": placed.tensors,
+        })  # fmt: skip
+        self._release(file)
+
+    def _check_etag(self, file: str, placed: PlacedFile) -> None:
+        etag = self.checkpoint.files[file].etag
+        if etag and _SHA256.fullmatch(etag) and etag != placed.sha256:
+            raise SourceError(f"has sha256 {placed.sha256}, the hub states {etag}", where=file,
+                              hint="The download is damaged: delete the file from the Hub cache and run again")  # fmt: skip
+
+    def jobs_durable(self, jobs: Iterable[Job]) -> None:
+        """Jobs were journalled; lets go of files that nothing needs any more."""
+        for job in jobs:
+            for file in self.files_of(job):
+                self._release(file)
+
+    def _release(self, file: str) -> None:
+        with self._users_lock:
+            self._users[file] -= 1
+            last = self._users[file] == 0
+        if not last:
+            return
+        self.checkpoint.release(file)
+        if self._consume and self.checkpoint.local_path(file) is not None:
+            self.checkpoint.consume(file)
+
+    def tensor_digests(self) -> dict[str, str]:
+        """sha256 of every source tensor; complete once all files are placed."""
+        return {name: sha256 for placed in self.placed.values() for name, sha256 in placed.tensors.items()}
+
+    def check_unchanged(self) -> None:
+        """Raises SourceError when a local file was written to since the conversion began."""
+        for file, before in self._stats.items():
+            path = self._stable_path(file)
+            if path is None or _stat(path) != before:
+                raise SourceError("changed while it was being converted", where=file,
+                                  hint="Delete the .partial directory and convert again")  # fmt: skip
+
+    def _stable_path(self, file: str) -> Path | None:
+        return None if self.checkpoint.kind == "hub" else self.checkpoint.local_path(file)
+
+    def _target(self, file: str) -> Path | None:
+        return None if self.view_dir is None or self._mode == "reference" else self.view_dir / file
+
+    def placed_paths(self) -> frozenset[Path]:
+        """Files already in place in the view."""
+        return frozenset(path for file in self.placed if (path := self._target(file)) is not None)
+
+    def space_needed(self) -> int:
+        """Upper bound of the bytes that placing (or downloading) the rest will take on the target's disk."""
+        total = 0
+        for file, info in self.checkpoint.files.items():
+            path = self.checkpoint.local_path(file)
+            target = self._target(file)
+            if file in self.placed:
+                continue
+            if path is None:
+                total += info.nbytes
+            elif target is not None:
+                way = choose_way(
+                    self._mode, path, target.parent, content_addressed=self.checkpoint.kind == "hub"
+                )  # fmt: skip
+                total += info.nbytes if way is Way.COPY else 0
+        return total
+
+
+def _stat(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino

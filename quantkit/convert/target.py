@@ -1,0 +1,185 @@
+"""Where a conversion writes: refusals before any work, the working directory, the last rename.
+
+Work happens in ``<out>.partial/`` beside the target; the target appears by one rename, complete, as the last
+step. So a directory without the suffix is always a finished artifact or none of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..artifact.artifact import Artifact
+from ..artifact.durable import disk_errors, fsync_dir
+from ..artifact.journal import Journal
+from ..artifact.layout import (
+    ATTACHMENTS,
+    DECODE,
+    FORMAT_VERSION,
+    JOURNAL,
+    MANIFEST,
+    NUMERICS_VERSION,
+    PARTIAL_SUFFIX,
+    PREFILL,
+    PROVENANCE,
+)
+from ..errors import ArtifactError, EnvironmentProblem, UsageError
+from ..units import format_bytes
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+    from ..plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An open working directory and the place it will be renamed to."""
+
+    out: Path
+    work: Path
+    journal: Journal
+
+    def publish(self) -> Artifact:
+        """Rename the working directory to its final name; everything in it is durable by now."""
+        with disk_errors(self.out):
+            fsync_dir(self.work)
+            self.work.rename(self.out)
+            fsync_dir(self.out.parent)
+            # Deleted only now: a crash before the rename must find the journal, one after it does no harm.
+            (self.out / JOURNAL).unlink(missing_ok=True)
+        return Artifact.open(self.out)
+
+
+def tool_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("quantkit")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"
+
+
+def finished_artifact(out: Path, plan: Plan) -> Artifact | None:
+    """The artifact that this plan already made there, or None when the place is free.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    if out.is_symlink() and not out.exists():
+        raise UsageError("is a symbolic link that leads nowhere", where=str(out))
+    if not out.exists():
+        return None
+    if not out.is_dir():
+        raise UsageError("is a file", where=str(out), accepted="a new or empty directory")
+    with disk_errors(out):
+        names = {entry.name for entry in out.iterdir()}
+    if not names:
+        return None
+    if MANIFEST not in names:
+        raise UsageError(
+            "is not empty and holds no artifact", where=str(out), accepted="a new or empty directory",
+            hint="Choose another output with -o",
+        )  # fmt: skip
+    if _plan_of(out) != plan.plan_id:
+        raise UsageError(
+            "holds a finished artifact of another plan", where=str(out), accepted="a new or empty directory",
+            hint="Choose another output with -o, or delete it first",
+        )  # fmt: skip
+    artifact = Artifact.open(out)
+    (out / JOURNAL).unlink(missing_ok=True)
+    artifact.was_complete = True
+    return artifact
+
+
+def _plan_of(directory: Path) -> str | None:
+    """The plan id that an artifact's provenance states; None when it states none."""
+    try:
+        statement = json.loads((directory / ATTACHMENTS / PROVENANCE).read_bytes())
+        plan_id = statement["predicate"]["buildDefinition"]["internalParameters"]["plan_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return plan_id if isinstance(plan_id, str) else None
+
+
+def refuse_overlap(out: Path, checkpoint: Checkpoint) -> None:
+    """Source and target must not contain one another.
+
+    Raises:
+        UsageError: naming both.
+    """
+    target = out.resolve()
+    places = {path.resolve() for file in checkpoint.files if (path := checkpoint.local_path(file)) is not None}
+    roots = {path for path in (_as_directory(checkpoint),) if path is not None}
+    for place in sorted(places | roots):
+        if place == target or target in place.parents:
+            raise UsageError(f"the source {place} lies inside the target", where=str(out),
+                             hint="Choose another output with -o")  # fmt: skip
+    for root in roots:
+        if root in target.parents:
+            raise UsageError(f"the target lies inside the source {root}", where=str(out),
+                             hint="Choose another output with -o")  # fmt: skip
+
+
+def _as_directory(checkpoint: Checkpoint) -> Path | None:
+    if checkpoint.kind != "local":
+        return None
+    path = Path(checkpoint.label).resolve()
+    return path if path.is_dir() else None
+
+
+def open_target(out: Path, plan: Plan, checkpoint: Checkpoint) -> Target:
+    """Create or continue the working directory and lock it.
+
+    Raises:
+        EnvironmentProblem: not writable, or another run is at work there.
+        ArtifactError: the working directory belongs to another plan or source.
+        UsageError: the working directory's name is taken by something else.
+    """
+    work = out.with_name(out.name + PARTIAL_SUFFIX)
+    if work.exists() and not work.is_dir():
+        raise UsageError("is a file; the working directory would be called so", where=str(work))
+    if work.is_dir() and not (work / JOURNAL).exists() and any(work.iterdir()):
+        raise ArtifactError(
+            "is not empty and holds no unfinished conversion", where=str(work),
+            hint="Delete it, or choose another output with -o",
+        )  # fmt: skip
+    with disk_errors(work):
+        work.parent.mkdir(parents=True, exist_ok=True)
+        work.mkdir(exist_ok=True)
+    journal = Journal(work / JOURNAL, fingerprint(plan, checkpoint))
+    with disk_errors(work):
+        for view in (PREFILL, DECODE):
+            (work / view).mkdir(exist_ok=True)
+    return Target(out, work, journal)
+
+
+def fingerprint(plan: Plan, checkpoint: Checkpoint) -> dict[str, object]:
+    """First line of the journal: what must be the same for work to be continued."""
+    return {
+        "kind": "start", "plan_id": plan.plan_id, "checkpoint": checkpoint.fingerprint, "version": tool_version(),
+        "format_version": FORMAT_VERSION, "numerics_version": NUMERICS_VERSION,
+    }  # fmt: skip
+
+
+def check_space(work: Path, needed_bytes: int, *, besides: frozenset[Path]) -> None:
+    """``needed_bytes`` in all, of which what the working directory holds already is deducted.
+
+    Args:
+        besides: files there that ``needed_bytes`` does not count (placed source files).
+
+    Raises:
+        EnvironmentProblem: stating needed and available bytes.
+    """
+    present = sum(entry.stat().st_blocks * 512 for entry in work.rglob("*") if entry not in besides)
+    missing = needed_bytes - present
+    stats = os.statvfs(work)
+    free = stats.f_bavail * stats.f_frsize
+    if missing > free:
+        raise EnvironmentProblem(
+            f"not enough disk space: {format_bytes(missing)} needed, {format_bytes(free)} free",
+            where=str(work), hint="Free space, or choose a place on another disk with -o",
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # fmt: skip
