@@ -43,13 +43,13 @@ class Journal:
         try:
             self._acquire()
             lines = self._read()
-            if lines:
+            if len(lines) > 1 or (lines and lines[0] == fingerprint):
                 _check_fingerprint(path, lines[0], fingerprint)
-            else:
+            else:  # nothing was done yet: whatever was begun here is not worth an error
                 self._truncate(0)
                 self.append(fingerprint)
                 fsync_dir(path.parent)
-            self.entries: list[Entry] = lines[1:]
+            self.entries: list[Entry] = lines[1:]  # lines[0] is the fingerprint
         except BaseException:
             self.close()
             raise
@@ -117,13 +117,13 @@ def _parse(line: bytes) -> Entry | None:
 
 
 def _check_fingerprint(path: Path, found: Entry, wanted: Entry) -> None:
-    names = {"plan_id": "the plan", "checkpoint": "the source", "version": "the version of quantkit"}
+    names = {"plan_id": "plan", "checkpoint": "source", "version": "version of quantkit"}
     other = [say for key, say in names.items() if found.get(key) != wanted.get(key)]
     if not other and found != wanted:
-        other = ["the format"]
+        other = ["format version"]
     if other:
         raise ArtifactError(
-            f"holds an unfinished conversion, and {' and '.join(other)} differ from this run's",
+            f"holds an unfinished conversion that was started with another {' and another '.join(other)}",
             where=str(path.parent),
             hint="Run again with what it was started with to finish it, delete the directory to start afresh, "
             "or choose another output with -o",

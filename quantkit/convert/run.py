@@ -127,6 +127,6 @@ def _backend() -> str:
 
 def _space_needed(plan: Plan, checkpoint: Checkpoint, sources: SourceFiles) -> int:
     # Everything at its final size; what the working directory holds already is deducted by check_space.
-    shards = sum(shard.file_bytes for shard in (*plan.prefill, *plan.decode))
+    shards = sum(shard.file_nbytes for shard in (*plan.prefill, *plan.decode))
     side = 2 * sum(side.nbytes for side in checkpoint.side_files)
     return shards + side + _SLACK + sources.space_needed()
