@@ -1,0 +1,298 @@
+"""The library's surface: everything the command line does, as functions.
+
+Ten names are the promise (``quantkit.__all__``): open, plan, convert, verify, inspect, diff, Artifact, Checkpoint,
+Plan, Recipe; ``errors`` is the module of what they raise. The command line uses this module and nothing below it,
+except to show results. Functions import what they need when called, because the command line imports this module
+to complete a name in the shell.
+
+What a source may be called: see ``quantkit.naming``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import EnvironmentProblem
+from .naming import RECIPE_SUFFIXES
+from .naming import Resolved as Resolved
+from .naming import recipe_names as recipe_names
+from .naming import resolve as resolve
+from .naming import source_names as source_names
+
+if TYPE_CHECKING:
+    from .artifact import Artifact as Artifact
+    from .artifact import VerifyReport
+    from .checkpoint import Checkpoint as Checkpoint
+    from .convert.progress import OnProgress
+    from .inspection.diff import Difference
+    from .inspection.diff import OnProgress as OnDiffProgress
+    from .inspection.inspect import Inspection
+    from .inspection.stats import TensorStatistics
+    from .plan import Plan as Plan
+    from .recipe import Recipe as Recipe
+
+PathLike = str | os.PathLike[str]
+_HOME = {"Artifact": "artifact", "Checkpoint": "checkpoint", "Plan": "plan", "Recipe": "recipe"}
+
+
+def open(source: PathLike, *, revision: str | None = None) -> Checkpoint:
+    """Open a checkpoint; index and headers are read, no data.
+
+    Args:
+        source: see ``quantkit.naming``.
+        revision: branch, tag or commit of a Hub repository.
+
+    Raises:
+        UsageError: there is nothing of this name.
+        SourceError: the checkpoint is incomplete, corrupt or of a kind that cannot be read.
+        EnvironmentProblem: disk, permissions or network.
+    """
+    from .checkpoint import open_checkpoint
+
+    found = resolve(source, revision=revision)
+    return open_checkpoint(found.source, revision=found.revision)
+
+
+def plan(
+    source: PathLike | Checkpoint,
+    *,
+    recipe: PathLike | Recipe | None = None,
+    revision: str | None = None,
+    **options: Any,
+) -> Plan:
+    """Decide everything about a conversion and do nothing yet.
+
+    Args:
+        source: a checkpoint, or what ``open`` takes.
+        recipe: a recipe, its bundled name or a YAML file; None chooses the one written for the source, else the
+            default (routed experts to INT4 in groups of 32).
+        options: fields of the recipe to set, by their own name: ``group_size=64``, ``method="rtn"``,
+            ``rest="bf16"``.
+
+    Raises:
+        RecipeError: unknown recipe, unknown option, or a recipe that does not fit the model.
+        SourceError, UnsupportedError: the source cannot be read, or not be converted as asked.
+    """
+    from .plan import build_plan
+    from .recipe import default_recipe, find_recipe, load_recipe
+
+    if isinstance(source, (str, os.PathLike)):
+        found = resolve(source, revision=revision)
+        with open(found.source, revision=found.revision) as checkpoint:
+            return plan(checkpoint, recipe=recipe if recipe is not None else found.recipe, **options)
+    if recipe is None:
+        recipe = find_recipe(source.label) or default_recipe()
+    elif isinstance(recipe, (str, os.PathLike)):
+        recipe = load_recipe(recipe if isinstance(recipe, str) else Path(recipe))
+    return build_plan(source, recipe.with_options(**options))
+
+
+def save_plan(plan: Plan, path: PathLike) -> None:
+    """Write a plan down for ``load_plan``; EnvironmentProblem when the file cannot be written."""
+    from .plan import write_plan
+
+    write_plan(plan, Path(path))
+
+
+def load_plan(path: PathLike, *, checkpoint: Checkpoint | None = None) -> tuple[Plan, Checkpoint]:
+    """Read a plan that ``save_plan`` wrote, with its source opened (the caller closes it) or given.
+
+    Raises:
+        RecipeError: not a plan, its source has changed, or planning it again gives another plan.
+        SourceError, EnvironmentProblem: its source cannot be opened.
+    """
+    from .plan import load_plan as load
+
+    return load(Path(path), checkpoint=checkpoint)
+
+
+def convert(
+    plan: Plan | PathLike,
+    output: PathLike,
+    *,
+    checkpoint: Checkpoint | None = None,
+    jobs: int | None = None,
+    max_memory: int | None = None,
+    consume: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Artifact:
+    """Carry out a plan: write the artifact ``output``, or finish one that was interrupted.
+
+    Args:
+        plan: a plan, or a source (then planned with its recipe).
+        checkpoint: the plan's source if it is open already; else it is opened by the label in the plan.
+        jobs: worker threads; None: all usable cores.
+        max_memory: bytes of memory for the work.
+        consume: delete each downloaded shard of a Hub source once its output is verified.
+        on_progress: called with ``Progress`` events, from one thread at a time.
+
+    Raises:
+        UsageError: ``output`` is something else's, or lies inside the source.
+        SourceError: the source is damaged or not the one that was planned.
+        EnvironmentProblem: disk full, no permission, not enough memory.
+        KeyboardInterrupt: passed on; what is written so far can be resumed by the same call.
+    """
+    from .convert import convert as run
+
+    check_kernels()
+    made = plan_source(plan) if isinstance(plan, (str, os.PathLike)) else plan
+    settings: dict[str, Any] = {"jobs": jobs, "max_memory": max_memory, "consume": consume}
+    if checkpoint is not None:
+        return run(made, checkpoint, output, on_progress=on_progress, **settings)
+    with open(made.source.label, revision=made.source.revision) as opened:
+        return run(made, opened, output, on_progress=on_progress, **settings)
+
+
+def default_output(source: PathLike | None, plan: Plan) -> Path:
+    """Where an artifact goes when nothing is said: ``./NAME-w4-gGROUP``, NAME the last part of the source."""
+    name = Path(source or plan.source.label).expanduser().resolve().name
+    for suffix in (".safetensors", *RECIPE_SUFFIXES):
+        name = name.removesuffix(suffix)
+    return Path(f"{name}-w4-g{plan.recipe.decode.group_size}")
+
+
+def describe_result(artifact: Artifact) -> dict[str, Any]:
+    """What a conversion made, JSON-ready."""
+    manifest = artifact.manifest
+    return {
+        "artifact": str(artifact.path),
+        "was_complete": artifact.was_complete,
+        "pair_id": manifest.pair_id,
+        "source": manifest.source.model_dump(mode="json", exclude={"files"}),
+        "views": {name: view.model_dump(mode="json") for name, view in manifest.views.items()},
+    }
+
+
+def verify(
+    path: PathLike,
+    *,
+    quick: bool = False,
+    against: PathLike | Checkpoint | None = None,
+    on_progress: Callable[..., None] | None = None,
+) -> VerifyReport:
+    """Check an artifact; findings are in the report, not exceptions.
+
+    Args:
+        quick: headers and manifest only, no data.
+        against: also compare with this source.
+
+    Raises:
+        ArtifactError: not an artifact at all.
+    """
+    from .artifact import verify_artifact
+
+    check_kernels()
+    if isinstance(against, (str, os.PathLike)):
+        with open(against) as checkpoint:
+            return verify_artifact(path, quick=quick, against=checkpoint, on_progress=on_progress)
+    return verify_artifact(path, quick=quick, against=against, on_progress=on_progress)
+
+
+def inspect(source: PathLike | Checkpoint | Artifact, *, revision: str | None = None) -> Inspection:
+    """Describe a checkpoint, view or artifact from its headers; see ``quantkit.inspection.inspect``."""
+    from .artifact import Artifact
+    from .inspection.inspect import describe_artifact, describe_checkpoint, is_artifact
+
+    if isinstance(source, Artifact):
+        return describe_artifact(source)
+    if not isinstance(source, (str, os.PathLike)):
+        return describe_checkpoint(source)
+    if is_artifact(source):
+        with Artifact.open(source) as artifact:
+            return describe_artifact(artifact)
+    with open(source, revision=revision) as checkpoint:
+        return describe_checkpoint(checkpoint)
+
+
+def tensor_statistics(source: PathLike, name: str, *, revision: str | None = None) -> TensorStatistics:
+    """Statistics and histogram of one tensor, of an artifact: of its decode view; see ``inspection.stats``."""
+    from .inspection.stats import tensor_statistics as statistics
+
+    check_kernels()
+    with open_view(source, revision=revision) as checkpoint:
+        return statistics(checkpoint, name)
+
+
+def diff(
+    a: PathLike, b: PathLike, *, quick: bool = False, on_progress: OnDiffProgress | None = None
+) -> Difference:
+    """Compare two checkpoints or views tensor by tensor (an artifact stands for its decode view).
+
+    Raises:
+        UsageError, SourceError: one of them is not there or damaged.
+    """
+    from .inspection.diff import compare
+
+    if not quick:
+        check_kernels()
+    with open_view(a) as first, open_view(b) as second:
+        return compare(first, second, quick=quick, on_progress=on_progress)
+
+
+@contextmanager
+def open_view(source: PathLike, *, revision: str | None = None) -> Iterator[Checkpoint]:
+    """``open``, and an artifact's directory stands for its decode view."""
+    from .artifact import Artifact
+    from .inspection.inspect import is_artifact
+
+    if is_artifact(source):
+        with Artifact.open(source) as artifact:
+            yield artifact.decode.tensors
+        return
+    with open(source, revision=revision) as checkpoint:
+        yield checkpoint
+
+
+def plan_source(source: PathLike) -> Plan:
+    """``plan`` with the recipe that goes with the source; for ``convert``, whose argument hides that name."""
+    return plan(source)
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """A bundled recipe or a YAML file; RecipeError with all problems at once."""
+    from .recipe import load_recipe as load
+
+    return load(name_or_path)
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """A recipe as YAML with every field written out; ``load_recipe`` reads it back to the same recipe."""
+    import yaml
+
+    text: str = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return text.rstrip("\n")
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON Schema of recipes."""
+    from .recipe.load import json_schema
+
+    return json_schema()
+
+
+def check_kernels() -> None:
+    """Choose the kernels now, so that a wrong setting is an error before any work.
+
+    Raises:
+        EnvironmentProblem: QUANTKIT_KERNELS or QUANTKIT_CPU_ISA asks for what does not exist.
+    """
+    import quantkit_kernels
+
+    try:
+        quantkit_kernels.backend()
+    except ValueError as error:
+        hint = "Unset the variable to let quantkit choose; `quantkit env` shows what there is."
+        raise EnvironmentProblem(str(error), where="kernels", hint=hint) from error
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return builtins.getattr(import_module(f"quantkit.{_HOME[name]}"), name)

@@ -1,0 +1,1 @@
+"""One file per command; each parses, makes one library call and prints."""

@@ -1,0 +1,216 @@
+"""Printing: results to stdout, talk and progress to stderr; the only module that imports rich.
+
+A command makes one ``Console`` from its options and hands it a result twice over: as a document for
+``--json`` and as tables for people. Off a terminal nothing is coloured, wrapped or redrawn: tables are as wide
+as their content, and progress is a plain line every few seconds, so that logs stay readable. NO_COLOR and
+TERM=dumb are honoured.
+
+Source: https://no-color.org; rich 15 (``rich.console``, ``rich.progress``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from ..units import format_gb, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+
+LINE_SECONDS = 5.0  # between two progress lines off a terminal
+_UNWRAPPED = 10_000  # columns: wider than any table, so that nothing is cut off a terminal
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people: a title, column names (``>`` in front: right-aligned) and rows of text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]] = field(default_factory=tuple)
+
+
+Block = str | Table
+
+
+class Progress(Protocol):
+    """What a running piece of work reports to: bytes done so far, and perhaps a word on what it does."""
+
+    def __call__(self, done_bytes: int, note: str = "", total_bytes: int | None = None) -> None: ...
+
+
+def document(value: Any) -> str:
+    """One JSON document as ``--json`` prints it: UTF-8, indented, numbers finite."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
+
+
+class Console:
+    """Where a command prints.
+
+    Args:
+        as_json: print the document of a result, not its tables.
+        quiet: no talk and no progress; errors and results still appear.
+        verbose: also say what is only interesting when something is wrong.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
+
+    def result(self, to_json: Callable[[], Any], blocks: Callable[[], Iterable[Block]]) -> None:
+        """Print a result to stdout: the document with ``--json``, else the blocks. Only one of both is made."""
+        if self.as_json:
+            self.raw(document(to_json()))
+            return
+        rich = _rich(sys.stdout)
+        for block in blocks():
+            if isinstance(block, str):
+                self.raw(block)
+                continue
+            with rich.capture() as table:
+                rich.print(_rich_table(block))
+            self.raw("\n" + "".join(f"{line.rstrip()}\n" for line in table.get().splitlines()))
+
+    def raw(self, text: str) -> None:
+        """Text to stdout exactly as it is, with a line end."""
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+
+    def say(self, text: str) -> None:
+        """Talk, to stderr; nothing when quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def detail(self, text: str) -> None:
+        """Talk that only ``-v`` shows."""
+        if self.verbose:
+            self.say(text)
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Warnings, to stderr; nothing when quiet."""
+        for text in warnings:
+            if not self.quiet:
+                self._labelled("warning", "yellow", text)
+
+    def error(
+        self, what: str, where: str | None = None, accepted: str | None = None, hint: str | None = None
+    ) -> None:
+        """One error with what is accepted and what to do, to stderr; also when quiet."""
+        self._labelled("error", "bold red", f"{where}: {what}" if where else what)
+        if accepted:
+            print(f"  accepted: {accepted}", file=sys.stderr)
+        if hint:
+            print(f"  hint: {hint}", file=sys.stderr)
+        sys.stderr.flush()
+
+    def _labelled(self, label: str, style: str, text: str) -> None:
+        if not _is_terminal(sys.stderr):
+            print(f"{label}: {text}", file=sys.stderr, flush=True)
+            return
+        from rich.text import Text
+
+        line = Text.assemble((f"{label}:", style), f" {text}")
+        _rich(sys.stderr).print(line, soft_wrap=True)
+
+    @contextmanager
+    def progress(self, label: str, total_bytes: int | None = None) -> Iterator[Progress]:
+        """Report progress of work on ``total_bytes`` (None: told later or never) while the block runs."""
+        if self.quiet:
+            yield _no_progress
+        elif _is_terminal(sys.stderr):
+            with _bar(label, total_bytes) as report:
+                yield report
+        else:
+            yield Lines(label, total_bytes)
+
+
+class Lines:
+    """Progress as plain lines: one every ``LINE_SECONDS`` while work goes on, none for short work."""
+
+    def __init__(
+        self,
+        label: str,
+        total_bytes: int | None,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.label, self.total, self.clock = label, total_bytes, clock
+        self.stream = stream or sys.stderr
+        self.start = self.last = clock()
+        self.first_done: int | None = None  # a resumed run begins with much done: that is no speed
+
+    def __call__(self, done_bytes: int, note: str = "", total_bytes: int | None = None) -> None:
+        now = self.clock()
+        self.total = total_bytes or self.total
+        if self.first_done is None:
+            self.first_done = done_bytes
+        if now - self.last < LINE_SECONDS:
+            return
+        self.last = now
+        rate = (done_bytes - self.first_done) / (now - self.start)
+        print(self._line(done_bytes, rate, note), file=self.stream, flush=True)
+
+    def _line(self, done: int, rate: float, note: str) -> str:
+        text = f"{self.label}: {format_gb(done)}"
+        if self.total:
+            text += f" of {format_gb(self.total)} ({100 * done / self.total:.0f} %)"
+        text += f", {format_gb(int(rate))}/s"
+        if self.total and rate > 0:
+            text += f", {format_seconds(max(self.total - done, 0) / rate)} left"
+        return text + (f", {note}" if note else "")
+
+
+def _no_progress(done_bytes: int, note: str = "", total_bytes: int | None = None) -> None:
+    """Progress of a quiet run."""
+
+
+@contextmanager
+def _bar(label: str, total_bytes: int | None) -> Iterator[Progress]:
+    from rich import progress as rp
+
+    columns = (
+        rp.TextColumn("{task.description}"), rp.BarColumn(), rp.DownloadColumn(), rp.TransferSpeedColumn(),
+        rp.TextColumn("ETA"), rp.TimeRemainingColumn(), rp.TextColumn("{task.fields[note]}", style="dim"),
+    )  # fmt: skip
+    with rp.Progress(*columns, console=_rich(sys.stderr), transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task(label, total=total_bytes, note="")
+
+        def report(done_bytes: int, note: str = "", total_bytes: int | None = None) -> None:
+            known = {"total": total_bytes} if total_bytes else {}
+            bar.update(task, completed=done_bytes, note=note, **known)  # type: ignore[arg-type]
+
+        yield report
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _rich(stream: TextIO) -> RichConsole:
+    from rich.console import Console as RichConsole
+
+    colour = "auto" if _is_terminal(stream) and not os.environ.get("NO_COLOR") else None
+    width = None if _is_terminal(stream) else _UNWRAPPED
+    return RichConsole(file=stream, width=width, color_system=colour, highlight=False, emoji=False)  # type: ignore[arg-type]
+
+
+def _rich_table(block: Table) -> Any:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable(title=Text(block.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.show_edge = table.pad_edge = False
+    for name in block.columns:
+        right = name.startswith(">")
+        table.add_column(Text(name.removeprefix(">")), justify="right" if right else "left", overflow="fold")
+    for row in block.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

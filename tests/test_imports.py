@@ -1,0 +1,100 @@
+"""Who may import whom (ARCHITECTURE.md): downwards only, and heavy packages only where they are used."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = (  # top first; a module belongs to the longest prefix that fits
+    ("quantkit.__main__",),
+    ("quantkit.cli",),
+    ("quantkit_evals", "quantkit_serve"),
+    ("quantkit",),
+    ("quantkit.api",),
+    ("quantkit.naming",),
+    ("quantkit.convert", "quantkit.inspection"),
+    ("quantkit.artifact",),
+    ("quantkit.plan",),
+    ("quantkit.models", "quantkit.recipe"),
+    ("quantkit.checkpoint",),
+    ("quantkit.safetensors_header",),
+    ("quantkit.scheme", "quantkit.units", "quantkit.data", "quantkit_recipes"),
+    ("quantkit.dtypes", "quantkit.errors"),
+    ("quantkit_kernels",),
+)
+RANK = {name: rank for rank, names in enumerate(reversed(LAYERS)) for name in names}
+HEAVY = {"torch", "transformers", "huggingface_hub", "compressed_tensors", "accelerate", "safetensors"}
+TORCH_TWIN = "quantkit_kernels.torch_twin"  # torch's one place among the kernels; itself imported when chosen
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for base in (ROOT, *(ROOT / name for name in ("kernels", "recipes", "serve", "evals"))):
+        for path in base.glob("quantkit*/**/*.py"):
+            parts = path.relative_to(base).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(name: str, path: Path, known: set[str]) -> Iterator[tuple[str, bool]]:
+    """(module, is at module level) of every import statement, relative ones resolved."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inner = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) not in inner) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join(
+                    filter(None, [*package.split(".")[: len(package.split(".")) - node.level + 1], base])
+                )
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                yield (whole if whole in known else base), id(node) not in inner
+
+
+def layer(name: str) -> str:
+    parts = name.split(".")
+    return next((p for n in range(len(parts), 0, -1) if (p := ".".join(parts[:n])) in RANK), "")
+
+
+MODULES = modules()
+
+
+def test_every_module_has_a_layer() -> None:
+    # Only the package root may be ranked as "quantkit" itself; a new subpackage must be put into LAYERS.
+    assert [n for n in MODULES if not layer(n) or (layer(n) == "quantkit" and n != "quantkit")] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_downwards(name: str) -> None:
+    own = layer(name)
+    for target, _ in imported(name, MODULES[name], set(MODULES)):
+        other = layer(target)
+        if other and other != own:
+            assert RANK[other] < RANK[own], f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_heavy_packages_are_imported_where_they_are_used(name: str) -> None:
+    tops = {(target.partition(".")[0], outside) for target, outside in imported(name, MODULES[name], set(MODULES))}
+    assert name == "quantkit.cli.console" or "rich" not in {top for top, _ in tops}
+    eager = {top for top, outside in tops if outside} & HEAVY
+    assert not eager or name == TORCH_TWIN or name.startswith(("quantkit_evals", "quantkit_serve")), eager
+    assert (TORCH_TWIN, True) not in set(imported(name, MODULES[name], set(MODULES)))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in MODULES if n.split(".")[1:2] == ["cli"] or n in ("quantkit", "quantkit.api")]
+)
+def test_the_command_line_imports_nothing_big_eagerly(name: str) -> None:
+    eager = {
+        target.partition(".")[0] for target, outside in imported(name, MODULES[name], set(MODULES)) if outside
+    }
+    assert not eager & {*HEAVY, "numpy", "pydantic", "yaml"}
