@@ -39,9 +39,10 @@ class Fault:
     """What goes wrong with the body of matching files, the first ``times`` times.
 
     Kinds: ``drop`` (close after ``after`` bytes), ``reset`` (the same with a TCP reset), ``status`` (answer
-    ``status``, with ``retry_after`` seconds if given), ``ignore_range`` (200 and the whole file), ``wrong_range``
+    ``status``, with a Retry-After of ``retry_after`` or a RateLimit of ``rate_limit`` seconds if given), ``ignore_range`` (200 and the whole file), ``wrong_range``
     (a Content-Range that starts one byte late), ``wrong_total`` (a Content-Range with another file size),
-    ``short`` (claims and sends ``after`` bytes less), ``slow`` (sleep ``delay`` seconds first).
+    ``short`` (claims and sends ``after`` bytes less), ``slow`` (sleep ``delay`` seconds first), ``stall``
+    (send ``after`` bytes, then nothing for ``delay`` seconds, then close).
     ``where`` is "body" (the CDN for LFS files, ``resolve`` for others), "hub" (``resolve``, before a redirect) or
     "api"; for "api" the pattern is matched against the repository name.
     """
@@ -52,6 +53,7 @@ class Fault:
     after: int = 0
     status: int = 503
     retry_after: float | None = None
+    rate_limit: int | None = None
     delay: float = 0.0
     where: str = "body"
 
@@ -283,6 +285,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.kind != "status":
             return False
         wait = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
+        if fault.rate_limit is not None:
+            wait["RateLimit"] = f'"resolvers";r=0;t={fault.rate_limit}'
         self._answer(fault.status, b"fault", wait)
         return True
 
@@ -411,9 +415,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
         if self.command == "GET":
-            breaks = fault is not None and kind in ("drop", "reset")
+            breaks = fault is not None and kind in ("drop", "reset", "stall")
             self._send(path, start, min(stop, start + fault.after) if fault and breaks else stop)
-            if breaks:
+            if fault and breaks:
+                time.sleep(fault.delay if kind == "stall" else 0)
                 self._break(kind)
 
     def _send(self, path: Path, start: int, stop: int) -> None:

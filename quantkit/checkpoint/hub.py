@@ -215,7 +215,7 @@ class HubStore:
         if listed is None and INDEX not in held and any(_SHARD.fullmatch(name) for name in held):
             raise missing_offline(self.repo, self._wanted, [INDEX])  # else a part would pass for the whole
         named = set(listed or ()) | self._index_names(commit, held)
-        absent = sorted(n for n in named - set(held) if n.endswith(".safetensors"))
+        absent = sorted(n for n in named - set(held) if "/" not in n and n.endswith(".safetensors"))
         absent = [n for n in absent if not (listed and n in listed and self._cache.find(commit, n, listed[n]))]
         if absent:
             raise missing_offline(self.repo, self._wanted, absent)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..errors import EnvironmentProblem, QuantkitError, SourceError
 T = TypeVar("T")
 
 _TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+_RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d+)")
 _NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
@@ -34,13 +36,13 @@ class Retry:
         attempts: failures in a row, without new bytes between them, until the error stands.
         first_wait_s: pause after the first failure; doubles each time.
         longest_wait_s: upper bound of that pause.
-        longest_asked_s: longest Retry-After that is waited for.
+        longest_asked_s: longest Retry-After that is waited for; the Hub counts in windows of 300 s.
     """
 
     attempts: int = 5
     first_wait_s: float = 0.5
     longest_wait_s: float = 8.0
-    longest_asked_s: float = 120.0
+    longest_asked_s: float = 300.0
 
     def pause(self, failures: int, error: BaseException) -> None:
         """Wait before the next attempt: as long as the server asks, else exponentially with jitter."""
@@ -178,8 +180,14 @@ def _http_problem(error: BaseException, repo: str, where: str, times: str) -> Qu
 
 def _retry_after(error: BaseException) -> float | None:
     response = getattr(error, "response", None)
-    value = response.headers.get("Retry-After", "") if response is not None else ""
-    return float(value) if value.strip().isdigit() else None
+    if response is None:
+        return None
+    value = response.headers.get("Retry-After", "").strip()
+    if value.isdigit():
+        return float(value)
+    # The Hub's own form: ratelimit: "resolvers";r=0;t=55 (nothing remains, the window ends in 55 s)
+    limit = _RATE_LIMIT.search(response.headers.get("RateLimit", ""))
+    return float(limit[1]) if limit and response.status_code == 429 else None
 
 
 def _first_line(error: BaseException) -> str:

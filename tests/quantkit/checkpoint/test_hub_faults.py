@@ -70,9 +70,10 @@ def test_busy_servers_are_asked_again(hub: HubServer, where: str, status: int) -
     assert HubStore(REPO, retry=QUICK).read_at(SHARD, 0, 100) == SHARD_BYTES[:100]
 
 
-def test_retry_after_is_honoured(hub: HubServer) -> None:
+@pytest.mark.parametrize("header", ["retry_after", "rate_limit"])
+def test_the_wait_that_a_server_asks_for_is_honoured(hub: HubServer, header: str) -> None:
     store = HubStore(REPO, retry=QUICK)
-    hub.fault(SHARD, "status", status=429, retry_after=1)
+    hub.fault(SHARD, "status", status=429, **{header: 1})
     begun = time.monotonic()
     store.read_at(SHARD, 0, 10)
     assert time.monotonic() - begun >= 1
