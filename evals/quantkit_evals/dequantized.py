@@ -102,7 +102,8 @@ def dequantize_bf16(checkpoint: Checkpoint, weight: StoredWeight) -> NDArray[np.
     if weight.storage is Storage.INT4_GROUP:
         if weight.scale is None:  # our own invariant: the reader refuses such a weight
             raise UnsupportedError("INT4 weight without scale", where=weight.module)
-        return kernels.int4_to_bf16(codes, checkpoint.array(weight.scale), weight.shape[1])
+        scales = checkpoint.array(weight.scale)
+        return kernels.int4_to_bf16(codes, scales, weight.shape[1], group_size=weight.block[1])
     if weight.storage is Storage.PLAIN:
         raise UnsupportedError("not a quantized weight", where=weight.module)
     return kernels.fp8_to_bf16(codes, checkpoint.scales_float32(weight), weight.block)
