@@ -181,7 +181,10 @@ def _one_scheme(f: Facts) -> Iterator[Judgement]:
     mixed = sorted(parent for parent, forms in f.experts.items() if len(forms) > 1)
     if mixed:
         forms = ", ".join(sorted(map(str, f.experts[mixed[0]])))
-        yield Level.NO, f"projections of one expert differ ({forms}) in {len(mixed)} experts, first {mixed[0]}"
+        yield (
+            Level.NO,
+            f"projections of one expert differ ({forms}), in {len(mixed)} of {len(f.experts)}: {mixed[0]}",
+        )
     elif f.experts:
         yield Level.OK, "the three projections of an expert share one format"
 

@@ -95,14 +95,27 @@ def _facts(
     engine: str,
     tp: int,
 ) -> Facts:
-    quant = read_quantization(quantization)
-    representative = linears(config)
-    formats = tuple((linear, quant.format_of(linear.module)) for linear in representative)
-    names = modules if modules is not None else (x.module for x in representative if x.group.endswith("_expert"))
+    quant, shape = read_quantization(quantization), text_shape(config)
+    formats = [(linear, quant.format_of(linear.module)) for linear in linears(config)]
+    by_place = {
+        _place(x.module, shape.layers): x for x, _ in formats if x.group in ("routed_expert", "mtp_expert")
+    }
+    known = {(_place(linear.module, shape.layers), form) for linear, form in formats}
     experts: dict[str, set[Format]] = defaultdict(set)
-    for name in names:
-        parent, dot, _ = name.rpartition(".")
-        if dot and ".experts." in name:
-            experts[parent].add(quant.format_of(name))
+    for name in modules if modules is not None else [x.module for x in by_place.values()]:
+        if ".experts." not in name:
+            continue
+        place, form = _place(name, shape.layers), quant.format_of(name)
+        experts[name.rpartition(".")[0]].add(form)
+        # An expert in a format that the representative does not have: only some layers may be quantized.
+        if place in by_place and (place, form) not in known:
+            known.add((place, form))
+            formats.append((replace(by_place[place], module=name), form))
     frozen = {parent: frozenset(found) for parent, found in experts.items()}
-    return Facts(config, text_shape(config), quant, formats, frozen, engine, tp)
+    return Facts(config, shape, quant, tuple(formats), frozen, engine, tp)
+
+
+def _place(module: str, layers: int) -> tuple[str, bool]:
+    """What experts of a shape have in common: the projection, and whether the layer is for multi-token prediction."""
+    layer = module.partition(".layers.")[2].partition(".")[0]
+    return module.rpartition(".")[2], layer.isdecimal() and int(layer) >= layers

@@ -44,6 +44,27 @@ class Format:
 PLAIN = Format("plain")
 
 
+class _Matcher:
+    """Entries of an ignore or target list; GLM-5.2 lists 541 names, so names are looked up and not walked."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._names = frozenset(e for e in entries if not e.startswith("re:"))
+        self._patterns = tuple(re.compile(e[3:]) for e in entries if e.startswith("re:"))
+
+    def matches(self, module: str) -> bool:
+        """By ``Linear``, pattern, whole name, a parent's name, or the last components (MiniMax: ``gate``)."""
+        if "Linear" in self._names or any(p.match(module) for p in self._patterns):
+            return True
+        if not self._names:
+            return False
+        cuts = [i for i, letter in enumerate(module) if letter == "."]
+        return (
+            module in self._names
+            or any(module[:i] in self._names for i in cuts)
+            or any(module[i + 1 :] in self._names for i in cuts)
+        )
+
+
 @dataclass(frozen=True)
 class QuantizationMap:
     """Module name -> format.
@@ -57,16 +78,18 @@ class QuantizationMap:
     method: str
     groups: tuple[tuple[tuple[str, ...], Format], ...] = ()
     ignore: tuple[str, ...] = ()
-    _compiled: dict[str, re.Pattern[str]] = field(default_factory=dict, repr=False, compare=False)
+    _ignored: _Matcher = field(init=False, repr=False, compare=False)
+    _targets: tuple[tuple[_Matcher, Format], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ignored", _Matcher(self.ignore))
+        object.__setattr__(self, "_targets", tuple((_Matcher(targets), stored) for targets, stored in self.groups))
 
     def format_of(self, module: str) -> Format:
         """The format of a linear module, by its name without ``.weight``."""
-        if any(self._matches(module, entry) for entry in self.ignore):
+        if self._ignored.matches(module):
             return PLAIN
-        for targets, stored in self.groups:
-            if any(target == "Linear" or self._matches(module, target) for target in targets):
-                return stored
-        return PLAIN
+        return next((stored for targets, stored in self._targets if targets.matches(module)), PLAIN)
 
     @property
     def is_mixed(self) -> bool:
@@ -76,15 +99,6 @@ class QuantizationMap:
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(target for targets, _ in self.groups for target in targets)
-
-    def _matches(self, module: str, entry: str) -> bool:
-        if entry.startswith("re:"):
-            pattern = self._compiled.get(entry)
-            if pattern is None:
-                pattern = self._compiled[entry] = re.compile(entry[3:])
-            return pattern.match(module) is not None
-        # MiniMax lists bare last components ("gate"), others full names; a parent stands for its children.
-        return module == entry or module.startswith(entry + ".") or module.endswith("." + entry)
 
 
 def read_quantization(quantization: Mapping[str, Any] | None) -> QuantizationMap:

@@ -52,7 +52,13 @@ _NOT_WEIGHTS = frozenset({"weight_shape"})  # bookkeeping: read at load, never o
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor of a view: ``leaf`` is the last component of its module (``q_a_proj``), ``part`` its suffix."""
+    """One tensor of a view.
+
+    Attributes:
+        leaf: last component of the module (``q_a_proj``).
+        part: suffix of the name (``weight_scale``).
+        differs: a tensor of the decode view whose content is not also in the prefill view.
+    """
 
     role: Role
     leaf: str
@@ -60,7 +66,7 @@ class Weight:
     shape: tuple[int, ...]
     nbytes: int
     is_mtp: bool = False
-    quantized: bool = False
+    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +164,11 @@ def is_replicated(weight: Weight) -> bool:
 
 
 def both_views(prefill: Iterable[Weight], decode: Iterable[Weight]) -> list[Weight]:
-    """What a GPU holds that serves both phases: the prefill view, and of the decode view what is quantized.
+    """What a GPU holds that serves both phases: the prefill view, and of the decode view what differs from it.
 
     Everything else is the same in both and exists once.
     """
-    return [*prefill, *(w for w in decode if w.quantized)]
+    return [*prefill, *(w for w in decode if w.differs)]
 
 
 def capacity(weight_bytes: int, kv: KvBytes, kv_bytes: int, gpu: Gpu, gpus: int, fraction: float) -> Capacity:

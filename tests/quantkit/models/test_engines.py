@@ -185,7 +185,20 @@ def test_with_module_names_every_expert_is_checked() -> None:
     assert verdict(check(config, quantization, "vllm", 8)) is Level.OK  # the representative is another one
     bad = [f for f in check(config, quantization, "vllm", 8, modules=modules) if f.level is Level.NO]
     assert [f.rule for f in bad] == ["expert-one-format"]
-    assert "in 1 experts, first model.layers.4.mlp.experts.2" in bad[0].message
+    assert "in 1 of 12: model.layers.4.mlp.experts.2" in bad[0].message
+
+
+def test_experts_of_layers_left_in_fp8_are_checked_too() -> None:
+    # --layers 3: width 768 / TP 4 suits INT4 g32 and not FP8 blocks of 128
+    quantization = decode_config(targets=[r"re:.*layers\.0\.mlp\.experts\.\d+\.\w+_proj$"])
+    modules = [
+        f"model.layers.{i}.mlp.experts.0.{p}" for i in (0, 1) for p in ("gate_proj", "up_proj", "down_proj")
+    ]
+    config = facts("qwen3-30b-a3b-fp8")["config"]
+    found = {f.rule: f.level for f in check(config, quantization, "vllm", 4, modules=modules)}
+    assert found["int4-experts"] is Level.OK
+    assert found["fp8-experts"] is Level.NO
+    assert found["expert-one-format"] is Level.OK
 
 
 def test_merged_matrices_share_a_format() -> None:

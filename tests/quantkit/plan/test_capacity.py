@@ -49,9 +49,9 @@ def view(model: str, quantized: tuple[Role, ...] = (), group_size: int = 32) -> 
                 rows, columns = tensor.shape
                 packed, scales = rows * columns // 2, rows * (columns // group_size) * 2
                 found += [
-                    Weight(role.role, leaf, "weight_packed", (rows, columns // 8), packed, quantized=True),
-                    Weight(role.role, leaf, "weight_scale", (rows, columns // group_size), scales, quantized=True),
-                    Weight(role.role, leaf, "weight_shape", (2,), 16, quantized=True),
+                    Weight(role.role, leaf, "weight_packed", (rows, columns // 8), packed, differs=True),
+                    Weight(role.role, leaf, "weight_scale", (rows, columns // group_size), scales, differs=True),
+                    Weight(role.role, leaf, "weight_shape", (2,), 16, differs=True),
                 ]
             continue
         found.append(Weight(role.role, leaf, role.part, tensor.shape, tensor.nbytes, role.is_mtp))
