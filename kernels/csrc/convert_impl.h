@@ -25,7 +25,7 @@ QK_INLINE bool any(vi mask) {
 // e4m3 to float32, exact for every finite code and without denormal operands: those of exponent 0 are decoded with
 // exponent 1 and an implicit one, which is then taken off.
 QK_INLINE vf decode_e4m3(vb codes) {
-    const vi c = __builtin_convertvector(codes, vi);
+    const vi c = widen(codes);
     const vi is_subnormal = (c & 0x78) == 0;
     const vi exponent = (120 << 23) + (is_subnormal & (1 << 23));
     const vf extra = number(is_subnormal & 0x3c800000);  // 2^-6
@@ -104,13 +104,13 @@ void fp8_read(const QkFp8& w, int64_t row, int64_t column, int64_t n, float* out
 
 void widen_bf16(const uint16_t* in, int64_t n, float* out) {
     vectors(n, [&](int64_t i, int lanes) QK_LAMBDA {
-        store_some(out + i, from_bf16(__builtin_convertvector(load_some<vh>(in + i, lanes), vi)), lanes);
+        store_some(out + i, from_bf16(widen(load_some<vh>(in + i, lanes))), lanes);
     });
 }
 
 void narrow_bf16(const float* in, int64_t n, uint16_t* out) {
     vectors(n, [&](int64_t i, int lanes) QK_LAMBDA {
-        store_some(out + i, __builtin_convertvector(bf16_of(load_some<vf>(in + i, lanes)), vh), lanes);
+        store_some(out + i, to_halves(bf16_of(load_some<vf>(in + i, lanes))), lanes);
     });
 }
 
@@ -179,7 +179,7 @@ bool quantize_batch(const float* w, int groups, const QkInt4Out& out, int64_t gr
     }
     store(scales, best_scale);
     const vf energy = group_sums<G>(w, scales, [](vf x, vf) QK_LAMBDA { return x * x; });
-    store_some(out.scale + group, __builtin_convertvector(bf16_of(best_scale), vh), groups);
+    store_some(out.scale + group, to_halves(bf16_of(best_scale)), groups);
     store_some(out.error + group, best_error, groups);
     store_some(out.energy + group, energy, groups);
 
@@ -188,7 +188,7 @@ bool quantize_batch(const float* w, int groups, const QkInt4Out& out, int64_t gr
         const vf s = splat(scales[i]);
         for (int k = 0; k < G; k += W) {
             const vi q = bits(clamped_quotient(load<vf>(w + i * G + k), s) + (ROUND + 8.0f)) & 15;
-            store(reinterpret_cast<uint8_t*>(nibbles) + i * G + k, __builtin_convertvector(q, vb));
+            store(reinterpret_cast<uint8_t*>(nibbles) + i * G + k, to_bytes(q));
         }
     }
     uint32_t* words = out.packed + group * (G / 8);
@@ -282,7 +282,7 @@ void int4_read(const QkInt4& w, int64_t row, int64_t column, int64_t n, float* o
     segments(column, n, w.group_size, [&](int64_t start, int64_t length, int64_t index) QK_LAMBDA {
         const vf scale = from_bf16(splati(scales[index]));
         vectors(length, [&](int64_t i, int lanes) QK_LAMBDA {
-            const vi q = __builtin_convertvector(load_some<vb>(stored + start + i, lanes), vi) - 8;
+            const vi q = widen(load_some<vb>(stored + start + i, lanes)) - 8;
             store_some(out + start + i, __builtin_convertvector(q, vf) * scale, lanes);
         });
     });
@@ -351,7 +351,7 @@ int plain_to_fp8(const QkPlain* w, int64_t block_rows, int64_t block_columns, ui
                     const vf scale = splat(scales[index]);
                     vectors(length, [&](int64_t i, int lanes) QK_LAMBDA {
                         const vi code = encode_e4m3(load_some<vf>(x + start + i, lanes) / scale);
-                        store_some(to + start + i, __builtin_convertvector(code, vb), lanes);
+                        store_some(to + start + i, to_bytes(code), lanes);
                     });
                 });
             }

@@ -9,6 +9,12 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX2__)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in GCC's own AVX-512 header (GCC bug 105593)
+#endif
+#include <immintrin.h>
+#endif
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the packing below assumes little-endian words"
@@ -40,9 +46,42 @@ QK_INLINE vi splati(int32_t x) { return x - vi{}; }
 QK_INLINE vi bits(vf x) { return (vi)x; }
 QK_INLINE vf number(vi x) { return (vf)x; }
 QK_INLINE vi magnitude(vf x) { return bits(x) & 0x7fffffff; }
+
+// Operations that GCC 12 does not find in the generic form (it takes bytes apart one by one, and compares and
+// blends for a minimum). a < b ? a : b is exactly the instruction's meaning; NaN never gets here.
+#if QK_WIDTH == 16
+QK_INLINE vi widen(vb x) { return (vi)_mm512_cvtepu8_epi32((__m128i)x); }
+QK_INLINE vi widen(vh x) { return (vi)_mm512_cvtepu16_epi32((__m256i)x); }
+QK_INLINE vb to_bytes(vi x) { return (vb)_mm512_cvtepi32_epi8((__m512i)x); }
+QK_INLINE vh to_halves(vi x) { return (vh)_mm512_cvtepi32_epi16((__m512i)x); }
+QK_INLINE vi maxi(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+QK_INLINE vf maxf(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+QK_INLINE vf minf(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif QK_WIDTH == 8
+QK_INLINE vi widen(vb x) { return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&x)); }
+QK_INLINE vi widen(vh x) { return (vi)_mm256_cvtepu16_epi32((__m128i)x); }
+QK_INLINE vh to_halves(vi x) {  // x in [0, 65535]
+    const __m256i packed = _mm256_packus_epi32((__m256i)x, (__m256i)x);
+    return (vh)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+QK_INLINE vb to_bytes(vi x) {  // x in [0, 255]
+    const __m128i halves = (__m128i)to_halves(x), bytes = _mm_packus_epi16(halves, halves);
+    vb out;
+    memcpy(&out, &bytes, sizeof out);
+    return out;
+}
+QK_INLINE vi maxi(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+QK_INLINE vf maxf(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+QK_INLINE vf minf(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+QK_INLINE vi widen(vb x) { return __builtin_convertvector(x, vi); }
+QK_INLINE vi widen(vh x) { return __builtin_convertvector(x, vi); }
+QK_INLINE vb to_bytes(vi x) { return __builtin_convertvector(x, vb); }
+QK_INLINE vh to_halves(vi x) { return __builtin_convertvector(x, vh); }
 QK_INLINE vi maxi(vi a, vi b) { return a > b ? a : b; }
-QK_INLINE vf maxf(vf a, vf b) { return a > b ? a : b; }  // NaN never gets here
+QK_INLINE vf maxf(vf a, vf b) { return a > b ? a : b; }
 QK_INLINE vf minf(vf a, vf b) { return a < b ? a : b; }
+#endif
 
 // Bits of the nearest even bf16 in the low half; a NaN stays one.
 QK_INLINE vi bf16_of(vf x) {
