@@ -273,7 +273,8 @@ def _config(
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[family]], "model_type": family, "hidden_size": hidden,
-        "hidden_act": "silu", "num_hidden_layers": layers, "num_attention_heads": 4, "vocab_size": vocab, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu", "num_hidden_layers": layers, "num_attention_heads": 4, "vocab_size": vocab,
+        "rms_norm_eps": 1e-6,
         "max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": False, "dtype": "bfloat16",
         "num_experts_per_tok": min(2, experts),
     }  # fmt: skip

@@ -60,7 +60,7 @@ class Checkpoint:
         self.files, self.tensors = _read_headers(store, found.files)
         check_claims(found, self.tensors)
         self.side_files, side_warnings = side_files(store)
-        self.warnings: tuple[str, ...] = (*found.warnings, *config_warnings, *side_warnings)
+        self.warnings: tuple[str, ...] = (*store.warnings, *found.warnings, *config_warnings, *side_warnings)
         self.fingerprint = _fingerprint(self.files, config_bytes)
         self._weights: Mapping[str, StoredWeight] | None = None
         self._weights_lock = threading.Lock()
@@ -153,12 +153,13 @@ class Checkpoint:
     # files
 
     def local_path(self, file: str) -> Path | None:
-        """Path of a file that is completely on disk, else None (hub sources: see ``fetch``)."""
-        return self._store.local_path(file)
+        """Path of a file that is completely on disk, links resolved (so that it can be hard-linked), else None."""
+        path = self._store.local_path(file)
+        return None if path is None else path.resolve()
 
     def fetch(self, file: str) -> Path:
-        """Path of a file, downloaded first where needed."""
-        return self._store.fetch(file)
+        """Path of a file, links resolved, downloaded first where needed."""
+        return self._store.fetch(file).resolve()
 
     def release(self, file: str) -> None:
         """Drop the file's pages from the page cache."""

@@ -87,7 +87,12 @@ def parse_json_object(text: str, *, constants: bool = False) -> dict[str, Any]:
         ValueError: not JSON, or not an object.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=float if constants else _no_constant)
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=float if constants else _no_constant,
+            parse_int=_integer if "-0" in text else None,
+        )
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
@@ -220,6 +225,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise DuplicateKeyError(f"names the key {key!r} twice")
             seen.add(key)
     return result
+
+
+def _integer(text: str) -> int | float:
+    """-0 is a float in JSON readers that tell integers apart, the reference among them."""
+    return -0.0 if text == "-0" else int(text)
 
 
 def _no_constant(text: str) -> NoReturn:

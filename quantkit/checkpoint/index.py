@@ -114,9 +114,10 @@ def _no_weights(store: FileStore, top: Iterable[str]) -> NoReturn:
             accepted="safetensors checkpoints",
             hint="Convert it to safetensors first (transformers: save_pretrained).",
         )
-    inside = sorted({name.split("/")[0] for name in store.names() if name.endswith(SUFFIX)})
+    inside = sorted({name.rpartition("/")[0] for name in store.names() if name.endswith(SUFFIX)})
     if inside:
-        hint = f"There are some in {', '.join(inside)}: open that folder instead."
+        more = ", ..." if len(inside) > 3 else ""
+        hint = f"There are some in {', '.join(inside[:3])}{more}: open that folder instead."
     else:
         hint = "Give the folder that holds the *.safetensors files and their config.json."
     raise UnsupportedError("holds no safetensors file", where=store.label, hint=hint)

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from ..errors import EnvironmentProblem, QuantkitError, SourceError, UsageError
+from ..errors import EnvironmentProblem, QuantkitError, SourceError, UnsupportedError, UsageError
 
 MAX_OPEN_FILES = 64
+MAX_FILES = 20_000  # more is no checkpoint but somebody's home folder
 _READ_LIMIT = 1 << 30  # Linux reads at most 2 GiB - 4 KiB in one call
 
 
@@ -42,6 +43,7 @@ class LocalStore:
 
     Raises:
         SourceError: the path does not exist, or a symbolic link in it leads nowhere.
+        UnsupportedError: the folder holds so many files that it can't be a checkpoint.
     """
 
     revision: str | None = None
@@ -56,16 +58,26 @@ class LocalStore:
         max_open: int = MAX_OPEN_FILES,
     ) -> None:
         self.label, self.kind = label or os.fspath(path), kind
+        self.warnings: tuple[str, ...] = ()
         target = Path(path)
         if target.is_dir():
             self.root = target
-            sizes = dict(_walk(target, ""))
+            sizes = {}
+            for name, size in _walk(target, ""):
+                sizes[name] = size
+                if len(sizes) > MAX_FILES:
+                    raise UnsupportedError(
+                        f"holds more than {MAX_FILES:,} files, which is no checkpoint", where=os.fspath(path)
+                    )
         elif target.is_file():
             self.root = target.parent
             sizes = {target.name: target.stat().st_size}
             config = self.root / "config.json"
             if config.is_file():
                 sizes[config.name] = config.stat().st_size
+            self.warnings = (
+                f"only {target.name} and config.json are read; give the folder to have its tokenizer too",
+            )
         else:
             raise (
                 _broken(target)

@@ -15,7 +15,7 @@ from .local import LocalStore
 from .store import FileStore
 
 BUNDLED = {"tiny-glm": "tiny-glm-5.2-fp8", "tiny-qwen3": "tiny-qwen3-moe-fp8"}
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^@\s]+)?")
 
 
 def open_checkpoint(
@@ -29,7 +29,7 @@ def open_checkpoint(
 
     Args:
         source: a folder, one .safetensors file, a bundled name (``tiny-glm``, ``tiny-qwen3``) or a hub id
-            ``org/name``.
+            ``org/name`` or ``org/name@revision``.
         revision: branch, tag or commit of a hub id.
         cache_dir: hub cache, instead of the usual one.
         token: access token of the hub, instead of the stored one.
@@ -59,7 +59,7 @@ def open_store(
     text = os.fspath(source)
     path = Path(text).expanduser()
     bundled = BUNDLED.get(text)
-    is_path = os.path.lexists(path)
+    is_path = bool(text) and os.path.lexists(path)
     if not is_path and bundled is None and isinstance(source, str) and _HUB_ID.fullmatch(text):
         from .hub import HubStore
 
@@ -75,11 +75,14 @@ def open_store(
     if bundled is not None:
         return _bundled(text, bundled)
     near = get_close_matches(text, BUNDLED, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}?" if near else None
+    if match := re.match(r"https?://[^/]+/([^/]+/[^/?#]+)", text):
+        hint = f"Give the repository's id instead of its address: {match[1]}"
     raise UsageError(
         f"no such file, folder or model: {text!r}",
         where="source",
         accepted=f"a folder, a .safetensors file, a hub id org/name, or a bundled model ({', '.join(BUNDLED)})",
-        hint=f"Did you mean {near[0]}?" if near else None,
+        hint=hint,
     )
 
 

@@ -39,6 +39,11 @@ class FileStore(Protocol):
         ...
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know about where the files come from."""
+        ...
+
+    @property
     def parallel_reads(self) -> int:
         """How many reads at once pay off when headers are read (1 on a disk, more over a network)."""
         ...
