@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ def add_attachment(
             raise UsageError(f"attachment {path!r} exists", where=str(directory), accepted="a new name")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, data)
-        added = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        added = datetime.now(UTC).isoformat(timespec="seconds")
         entries.append({"path": path, "nbytes": len(data), "sha256": sha256_hex(data), "added": added})
         write_file(directory / ATTACHMENTS / ATTACHMENT_LIST, readable_json({"attachments": entries}))
     return target

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def row_tiles(rows: int, row_bytes: int, align: int, tile_bytes: int) -> Iterator[tuple[int, int]]:
-    """Runs of rows of at most ``tile_bytes`` each (at least ``align`` rows), starting at multiples of ``align``."""
+    """Runs of at most ``tile_bytes`` (but at least ``align`` rows), starting at multiples of ``align``."""
     step = max(tile_bytes // max(row_bytes, 1) // align * align, align)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
@@ -48,7 +48,7 @@ class RowReader:
             self.scales = _read_scales(checkpoint, weight)
 
     def codes(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``[start, stop)`` in their storage dtype: u8 FP8 codes, i32 packed words, u16 BF16 bits, f16, f32."""
+        """Rows ``[start, stop)`` as stored: u8 FP8 codes, i32 packed words, u16 BF16 bits, f16, f32."""
         import numpy as np
 
         info, width = self.weight.weight, row_nbytes(self.weight)
@@ -57,7 +57,7 @@ class RowReader:
                 f"a weight of dtype {info.dtype}", where=_where(info), accepted=", ".join(_STORED_AS)
             )
         data = np.empty((stop - start) * width, dtype=np.uint8)
-        self._checkpoint.read_into(info, start * width, memoryview(data))
+        self._checkpoint.read_into(info, start * width, data.data)
         return data.view(_STORED_AS[info.dtype]).reshape(stop - start, -1)
 
     def scale_rows(self, start: int, stop: int) -> npt.NDArray[Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import EnvironmentProblem

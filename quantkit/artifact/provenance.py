@@ -7,7 +7,7 @@ with its digest. Source: https://slsa.dev/spec/v1.0/provenance.
 from __future__ import annotations
 
 import platform
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ def render_provenance(directory: Path, manifest: Manifest, plan_id: str, checkpo
                         "machine": platform.machine(),
                     },
                 },
-                "metadata": {"finishedOn": datetime.now(timezone.utc).isoformat(timespec="seconds")},
+                "metadata": {"finishedOn": datetime.now(UTC).isoformat(timespec="seconds")},
             },
         },
     }  # fmt: skip

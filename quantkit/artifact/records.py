@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import ArtifactError
 from .canonical import canonical_json
@@ -98,14 +98,17 @@ def read_records(directory: Path) -> Iterator[TensorRecord]:
         ArtifactError: the file is missing, or a line is not a record (with its number).
     """
     path = directory / TENSORS
-    try:
-        handle = open(path, "rb")
-    except OSError as problem:
-        raise ArtifactError(f"cannot be read ({problem.strerror})", where=str(path)) from problem
-    with handle:
+    with _opened(path) as handle:
         for number, line in enumerate(handle, 1):
             try:
                 record = parse_record(line)
             except (ValueError, KeyError, TypeError, AttributeError) as problem:
                 raise ArtifactError(f"line {number} is not a tensor record", where=str(path)) from problem
             yield record
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as problem:
+        raise ArtifactError(f"cannot be read ({problem.strerror})", where=str(path)) from problem

@@ -9,8 +9,10 @@ from typing import Any
 from ..units import format_bytes
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
-h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;
+background:#fff}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:collapse}
+td,th{padding:.2rem .8rem .2rem 0;
 text-align:left;border-bottom:1px solid #d8dee4}td.n{text-align:right;font-variant-numeric:tabular-nums}
 code{font-size:.9em}svg{max-width:100%;height:auto}svg text{fill:currentColor;font:11px system-ui,sans-serif}
 .bar{fill:#2f6fde}.max{stroke:#c2410c;stroke-width:2}.grid{stroke:#d8dee4}

@@ -11,7 +11,6 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..artifact.canonical import readable_json, sha256_hex, tensor_root

@@ -78,8 +78,6 @@ def _copy(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> Non
 def _to_int4(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> float:
     import numpy as np
 
-    import quantkit_kernels as kernels
-
     reader = _reader(job, context)
     packed, scale, shape = (_by_suffix(sinks, s) for s in ("weight_packed", "weight_scale", "weight_shape"))
     assert job.group_size is not None and job.method is not None  # planning fills both for TO_INT4
@@ -200,4 +198,4 @@ def _by_suffix(sinks: Mapping[str, TensorSink], *suffixes: str) -> TensorSink:
 def _bytes(array: Any) -> memoryview:
     import numpy as np
 
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

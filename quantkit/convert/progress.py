@@ -1,27 +1,12 @@
-"""What a conversion tells while it runs."""
+"""Counts what a conversion has done, and carries the word to stop."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from ..artifact.progress import OnProgress, Progress
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One event: bytes of source read or skipped so far, of all there are, and what was being worked on.
-
-    ``stage`` is ``sources`` (files being read, hashed and placed), ``weights`` (tensors being converted) or
-    ``finish``. Bytes count both, so that the ratio is honest about the time left.
-    """
-
-    stage: str
-    unit: str
-    done_bytes: int
-    total_bytes: int
-
-
-OnProgress = Callable[[Progress], None]
+__all__ = ["OnProgress", "Progress", "Stopped", "Ticker"]
 
 
 class Stopped(Exception):

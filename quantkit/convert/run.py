@@ -98,14 +98,14 @@ def _check_options(plan: Plan, checkpoint: Checkpoint, mode: str, consume: bool)
         return
     if checkpoint.kind != "hub":
         raise UsageError("only downloads from a hub are deleted", where="--consume",
-                         hint=f"{checkpoint.label} is a {checkpoint.kind} source: leave the option out")  # fmt: skip
+                         hint=f"{checkpoint.label} is a {checkpoint.kind} source: omit the option")  # fmt: skip
     if mode == "reference":
         raise UsageError("would delete the only copy that the artifact refers to", where="--consume",
                          accepted="--prefill auto, link or copy")  # fmt: skip
 
 
 def _widest_block(plan: Plan, checkpoint: Checkpoint) -> int:
-    """Source bytes of the widest run of rows that an operation can't cut: 128 rows where FP8 blocks are derived."""
+    """Source bytes of the widest run of rows that can't be cut: 128 rows where FP8 blocks are derived."""
     from ..artifact.dequantize import row_nbytes
     from ..plan.fate import Op
 

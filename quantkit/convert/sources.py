@@ -1,4 +1,4 @@
-"""The publisher's files: fetched when first needed, read once in order, placed, and let go when nothing needs them.
+"""The publisher's files: fetched when first needed, read once in order, placed, let go when nothing needs them.
 
 One read of a file gives its digest, the digest of every tensor in it, and (where it is copied) the copy. A file is
 let go, from the page cache or with ``consume`` from the Hub cache, when it is placed and every job that reads it
@@ -100,7 +100,7 @@ class SourceFiles:
         etag = self.checkpoint.files[file].etag
         if etag and _SHA256.fullmatch(etag) and etag != placed.sha256:
             raise SourceError(f"has sha256 {placed.sha256}, the hub states {etag}", where=file,
-                              hint="The download is damaged: delete the file from the Hub cache and run again")  # fmt: skip
+                              hint="The download is damaged: delete it from the Hub cache and run again")  # fmt: skip
 
     def jobs_durable(self, jobs: Iterable[Job]) -> None:
         """Jobs were journalled; lets go of files that nothing needs any more."""

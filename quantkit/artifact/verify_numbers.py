@@ -1,0 +1,121 @@
+"""Verification of numbers: scales, and the recorded error figures on a sample; and what engines will say."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from ..errors import QuantkitError
+from .artifact import Artifact
+from .dequantize import RowReader, row_nbytes, row_tiles
+from .findings import Findings, Section
+from .layout import VIEWS
+from .records import TensorRecord
+from .verify_records import Accounts
+from .view import View
+
+if TYPE_CHECKING:
+    from ..checkpoint.tensor import StoredWeight
+
+SAMPLE = 24
+_TILE_BYTES = 2 << 20
+_CLOSE = 1e-4  # relative; figures are rounded to six digits and summed in another order
+
+
+def check_scales(view: View, findings: Findings) -> None:
+    """Every scale of a view is a positive finite number (and its shape fits, which opening the weights checks)."""
+    with findings.section(f"scales of {view.name}") as section:
+        count = 0
+        for weight in view.tensors.weights().values():
+            if weight.scale is None:
+                continue
+            count += 1
+            try:
+                view.tensors.scales_float32(weight)
+            except QuantkitError as problem:
+                section.problem(problem.what, problem.where)
+        section.summary = f"{count:,} scales are positive and finite"
+
+
+def check_errors(artifact: Artifact, findings: Findings, accounts: Accounts) -> None:
+    """Dequantize a sample of rounded weights and compare their error with the recorded figure.
+
+    The reference is the publisher's view. Where neither view is the publisher's (a BF16 source), the two views may
+    differ from each other by no more than their recorded errors together.
+    """
+    rounded = [
+        record for record in accounts.records.values()
+        if any(record.outcome(view).relative_error is not None for view in VIEWS)
+    ]  # fmt: skip
+    if not rounded:
+        findings.skip("error", "no tensor was rounded")
+        return
+    if artifact.prefill.is_reference or artifact.decode.is_reference:
+        findings.skip("error", "one view is a reference")
+        return
+    with findings.section("error") as section:
+        sample = random.Random(artifact.manifest.pair_id).sample(rounded, min(SAMPLE, len(rounded)))
+        section.summary = f"{len(sample)} of {len(rounded):,} rounded weights have their recorded error"
+        for record in sample:
+            try:
+                _check_error(artifact, record, section)
+            except QuantkitError as problem:
+                section.problem(problem.what, problem.where)
+
+
+def _check_error(artifact: Artifact, record: TensorRecord, section: Section) -> None:
+    module = record.name.rpartition(".")[0]
+    prefill, decode = artifact.prefill[module], artifact.decode[module]
+    recorded = {view: record.outcome(view).relative_error or 0.0 for view in VIEWS}
+    publisher = {name: entry.origin == "publisher" for name, entry in artifact.manifest.views.items()}
+    if publisher["prefill"]:
+        seen = _relative_error(artifact, decode.stored, prefill.stored, reference=artifact.prefill)
+    else:
+        seen = _relative_error(artifact, prefill.stored, decode.stored, reference=artifact.decode)
+    if any(publisher.values()):
+        wanted = max(recorded.values())
+        if abs(seen - wanted) > _CLOSE * max(wanted, 1e-9):
+            section.problem(f"relative error is {seen:.6g}, recorded {wanted:.6g}", module)
+    elif seen > sum(recorded.values()) * 1.01:
+        section.problem(f"the views differ by {seen:.6g}, more than both recorded errors allow", module)
+
+
+def _relative_error(artifact: Artifact, weight: StoredWeight, original: StoredWeight, *, reference: View) -> float:
+    import numpy as np
+
+    other = artifact.decode if reference is artifact.prefill else artifact.prefill
+    ours, theirs = RowReader(other.tensors, weight), RowReader(reference.tensors, original)
+    error = energy = 0.0
+    for start, stop in row_tiles(weight.shape[0], row_nbytes(weight), 1, _TILE_BYTES):
+        exact: Any = theirs.float32(start, stop).astype(np.float64)
+        error += float(np.square(ours.float32(start, stop) - exact).sum())
+        energy += float(np.square(exact).sum())
+    return (error / energy) ** 0.5 if energy > 0 else 0.0
+
+
+def check_engines(artifact: Artifact, findings: Findings) -> None:
+    """Which engines and tensor-parallel sizes can load each view; a problem only when none can."""
+    from ..models.engine_rules import Level
+    from ..models.engines import check_all, verdict
+
+    for view in (artifact.prefill, artifact.decode):
+        if view.is_reference:
+            findings.skip(f"engines of {view.name}", "the view is a reference")
+            continue
+        with findings.section(f"engines of {view.name}") as section:
+            config = view.tensors.config
+            if not config:
+                section.summary = "not judged: no config.json"
+                continue
+            judged = check_all(config, config.get("quantization_config"), modules=view.tensors.weights())
+            fits = {
+                engine: [tp for tp, found in sizes.items() if verdict(found) is not Level.NO]
+                for engine, sizes in judged.items()
+            }
+            section.summary = "; ".join(
+                f"{engine}: tp {', '.join(map(str, sizes))}" if sizes else f"{engine}: no"
+                for engine, sizes in fits.items()
+            )
+            if not any(fits.values()):
+                reasons = {f.message for sizes in judged.values() for f in sizes[1] if f.level is Level.NO}
+                section.problem(f"no engine can load it: {'; '.join(sorted(reasons))}", view.name)
