@@ -46,7 +46,8 @@ def _check_numbers(layer: int, experts: Mapping[int, Mapping[str, str]], num_exp
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         shown = ", ".join(map(str, missing[:_SHOWN]))
         raise SourceError(
-            f"layer {layer} has {len(experts)} of {expected} routed experts; missing: {shown}{more}", where=example,
+            f"layer {layer} has {len(experts)} of {expected} routed experts; missing: {shown}{more}",
+            where=example,
             hint="A file of the checkpoint is probably missing or was converted only in part.",
         )  # fmt: skip
     if beyond := [e for e in experts if e >= expected]:

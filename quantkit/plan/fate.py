@@ -38,8 +38,8 @@ class Op(str, Enum):
 class Fate:
     """The fate of one source tensor in both views.
 
-    ``decode`` and ``prefill`` say what happens, ``decode_names`` and ``prefill_names`` what the tensor's content is
-    called there (empty when excluded; the outputs of a quantized module are listed at its weight and its scale).
+    ``decode`` and ``prefill`` say what happens, ``decode_names`` and ``prefill_names`` what the tensor's content
+    is called there (empty when excluded; the outputs of a quantized module are listed at its weight and its scale).
     """
 
     name: str

@@ -128,6 +128,20 @@ class Plan:
                 digest.update(_canonical([job.op, job.sources, outputs, job.method, job.group_size]))
         return digest.hexdigest()
 
+    @classmethod
+    def from_json(cls, text: str, *, where: str = "plan") -> Plan:
+        """Open the source that a plan file names, build the plan again and compare; see ``plan_file``.
+
+        Raises:
+            RecipeError: not a plan file, edited, or the source has changed since.
+        """
+        from .plan_file import parse_plan, rebuild
+
+        data = parse_plan(text, where=where)
+        plan, checkpoint = rebuild(data, where=where)
+        checkpoint.close()
+        return plan
+
     def fate_counts(self) -> dict[str, dict[str, dict[str, int]]]:
         """view -> role -> action -> number of source tensors; the summary of ``fates``."""
         counts: dict[str, dict[str, Counter[str]]] = {"decode": {}, "prefill": {}}

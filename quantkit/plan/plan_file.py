@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import EnvironmentProblem, RecipeError
 from ..recipe.validate import validate
 from .build import build_plan
-from .plan import PLAN_FORMAT, Plan
+from .plan import PLAN_FORMAT, Plan, fate_row
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
+    from ..recipe import Recipe
+
+_ACCEPTED = "what `quantkit plan -o` wrote"
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -46,65 +49,81 @@ def load_plan(
         cache_dir, token: for hub sources.
 
     Raises:
-        RecipeError: not a plan file; the source has changed since; or this version of quantkit plans it differently.
+        RecipeError: not a plan file; the source has changed since; or this quantkit plans it differently.
     """
-    data = _read(Path(path))
-    where = str(path)
+    try:
+        text = Path(path).read_bytes().decode()
+    except OSError as error:
+        raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"is not a plan file: {error}", where=str(path), accepted=_ACCEPTED) from None
+    data = parse_plan(text, where=str(path))
+    return rebuild(data, where=str(path), checkpoint=checkpoint, cache_dir=cache_dir, token=token)
+
+
+def parse_plan(text: str, *, where: str) -> dict[str, Any]:
+    """The content of a plan file, checked for form only.
+
+    Raises:
+        RecipeError: not a plan file, or of another format.
+    """
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"is not a plan file: {error}", where=where, accepted=_ACCEPTED) from None
+    needed = {"plan_format": int, "plan_id": str, "recipe": dict, "source": dict, "fate_rows": list}
+    bad = [k for k, kind in needed.items() if not isinstance(data, dict) or not isinstance(data.get(k), kind)]
+    if bad or not isinstance(data["source"].get("label"), str):
+        what = ", ".join(bad) or "source.label"
+        raise RecipeError(
+            f"is not a plan file: {what} is missing or of the wrong kind", where=where, accepted=_ACCEPTED
+        )
+    if data["plan_format"] != PLAN_FORMAT:
+        raise RecipeError(
+            f"plan format {data['plan_format']} is not supported", where=where, accepted=str(PLAN_FORMAT)
+        )
+    return dict(data)
+
+
+def rebuild(
+    data: dict[str, Any], *, where: str, checkpoint: Checkpoint | None = None,
+    cache_dir: str | Path | None = None, token: str | None = None,
+) -> tuple[Plan, Checkpoint]:  # fmt: skip
+    """Plan again what ``parse_plan`` returned; see ``load_plan``."""
     recipe = validate(data["recipe"], where=f"{where}: recipe")
     source = data["source"]
-    opened = checkpoint
-    if opened is None:
-        from ..checkpoint import open_checkpoint
+    if checkpoint is not None:
+        return _compare(data, _build(data, checkpoint, recipe, where), where), checkpoint
+    from ..checkpoint import open_checkpoint
 
-        revision = source.get("revision") if source.get("kind") == "hub" else None
-        opened = open_checkpoint(source["label"], revision=revision, cache_dir=cache_dir, token=token)
+    revision = source.get("revision") if source.get("kind") == "hub" else None
+    opened = open_checkpoint(source["label"], revision=revision, cache_dir=cache_dir, token=token)
     try:
-        return _rebuild(data, opened, recipe, where), opened
+        return _compare(data, _build(data, opened, recipe, where), where), opened
     except BaseException:
-        if checkpoint is None:
-            opened.close()
+        opened.close()
         raise
 
 
-def _rebuild(data: dict[str, Any], checkpoint: Checkpoint, recipe: Any, where: str) -> Plan:
+def _build(data: dict[str, Any], checkpoint: Checkpoint, recipe: Recipe, where: str) -> Plan:
+    """Build the plan, if the checkpoint is still the one that was planned for."""
     if checkpoint.fingerprint != data["source"].get("fingerprint"):
         raise RecipeError(
             f"the source {checkpoint.label} has changed since the plan was made", where=where,
             accepted=f"fingerprint {data['source'].get('fingerprint')}, seen {checkpoint.fingerprint}",
             hint="Make the plan again.",
         )  # fmt: skip
-    plan = build_plan(checkpoint, recipe)
+    return build_plan(checkpoint, recipe)
+
+
+def _compare(data: dict[str, Any], plan: Plan, where: str) -> Plan:
     if plan.plan_id != data["plan_id"]:
         raise RecipeError(
-            f"planning again gives another plan ({plan.plan_id[:12]} instead of {str(data['plan_id'])[:12]})",
+            f"planning again gives another plan ({plan.plan_id[:12]} instead of {data['plan_id'][:12]})",
             where=where, hint="The file was edited or made by another version of quantkit; make the plan again.",
         )  # fmt: skip
-    rows = data.get("fate_rows")
-    if rows != plan.to_json()["fate_rows"]:
+    if data["fate_rows"] != [fate_row(fate) for fate in plan.fates.values()]:
         raise RecipeError(
             "the fates in the file are not those of its plan_id", where=where, hint="Make the plan again."
         )
     return plan
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(
-            f"is not a plan file: {error}", where=str(path), accepted="what `plan -o` wrote"
-        ) from None
-    needed = {"plan_format": int, "plan_id": str, "recipe": dict, "source": dict}
-    bad = [k for k, kind in needed.items() if not isinstance(data, dict) or not isinstance(data.get(k), kind)]
-    if bad or not isinstance(data["source"].get("label"), str):
-        raise RecipeError(
-            f"is not a plan file: {', '.join(bad) or 'source.label'} is missing or of the wrong kind",
-            where=str(path), accepted="what `plan -o` wrote",
-        )  # fmt: skip
-    if data["plan_format"] != PLAN_FORMAT:
-        raise RecipeError(
-            f"plan format {data['plan_format']} is not supported", where=str(path), accepted=str(PLAN_FORMAT)
-        )
-    return data

@@ -102,7 +102,7 @@ def _describe(key: str, config: Mapping[str, Any], outcome: Outcome, scheme: Sch
         })  # fmt: skip
     published = _source_groups(config).get(key.removeprefix("c-"))
     if published is not None:
-        args = copy.deepcopy(published.get("weights"))
+        args = copy.deepcopy(published["weights"])
         for name in ("scale_dtype", "zp_dtype"):  # older vLLM rejects these keys
             args.pop(name, None)
         return _group("float-quantized", args, copy.deepcopy(published.get("input_activations")))

@@ -35,7 +35,7 @@ _FORBIDDEN: Mapping[Role, str] = {
 class Modules:
     """The modules of a checkpoint with their roles.
 
-    ``weights`` and ``roles`` have the same keys; ``others`` are tensors that are part of no two-dimensional weight.
+    ``weights`` and ``roles`` have the same keys; ``others`` are tensors outside of any two-dimensional weight.
     """
 
     weights: Mapping[str, StoredWeight]
@@ -120,7 +120,8 @@ def _by_pattern(modules: Modules, patterns: Iterable[str]) -> set[str]:
 
 def _forbidden(pattern: str, tensor: str, why: str) -> RecipeError:
     return RecipeError(
-        f"the pattern {pattern!r} catches {tensor!r}, which is {why} and is never quantized", where="decode.quantize",
+        f"the pattern {pattern!r} catches {tensor!r}, which is {why} and is never quantized",
+        where="decode.quantize",
         hint="Narrow the pattern; there is no option to force it.",
     )  # fmt: skip
 

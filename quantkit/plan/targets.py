@@ -130,7 +130,7 @@ class Universe:
             raise RuntimeError(f"patterns match nothing: {', '.join(sorted(unused))}")
 
     def _sample(self, membership: Mapping[str, str]) -> Iterable[str]:
-        """All modules, except that of many experts of one layer and group the first and last stand for the rest."""
+        """All modules; of many experts of one layer and group the first and last stand for the rest."""
         runs: dict[tuple[_Form, int | None, str | None], list[str]] = defaultdict(list)
         for module, form in self._forms.items():
             runs[form, self._roles[module].layer, membership.get(module)].append(module)

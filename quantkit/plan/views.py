@@ -42,10 +42,15 @@ def is_fp8_selected(role: TensorRole, keep_plain: Collection[str]) -> bool:
     return role.role in _FP8_ROLES and role.projection not in keep_plain
 
 
-def as_it_is(weight: StoredWeight) -> Outcome:
-    """The same bytes under the same names."""
-    jobs = tuple(copy(part.name, part.name, part.dtype, part.shape) for part in weight.parts)
-    return Outcome(weight.storage, jobs, tuple((Action.KEEP, (p.name,)) for p in weight.parts), weight.block)
+def untouched(weight: StoredWeight) -> Outcome:
+    """A weight of a view that is the source itself: nothing is written."""
+    return Outcome(weight.storage, (), tuple([(Action.KEEP, (p.name,)) for p in weight.parts]), weight.block)
+
+
+def copied(weight: StoredWeight) -> Outcome:
+    """The same bytes under the same names, in files that are written."""
+    jobs = tuple([copy(part.name, part.name, part.dtype, part.shape) for part in weight.parts])
+    return Outcome(weight.storage, jobs, untouched(weight).parts, weight.block)
 
 
 def copy(source: str, name: str, dtype: str, shape: tuple[int, ...]) -> Job:
@@ -56,11 +61,10 @@ def copy(source: str, name: str, dtype: str, shape: tuple[int, ...]) -> Job:
 def quantized(weight: StoredWeight, scheme: Scheme, decode: DecodeSection) -> Outcome:
     """Group INT4 in the decode view."""
     outputs = scheme.outputs(weight.module, weight.shape)
-    made = _made(
+    return _made(
         weight, Job(Op.TO_INT4, _names(weight), outputs, decode.method, decode.group_size),
         Storage.INT4_GROUP, (1, decode.group_size), Action.QUANTIZE,
     )  # fmt: skip
-    return made
 
 
 def decode_rest(weight: StoredWeight, decode: DecodeSection, make_fp8: bool) -> Outcome:
@@ -78,7 +82,7 @@ def decode_rest(weight: StoredWeight, decode: DecodeSection, make_fp8: bool) -> 
         return _to_bf16(weight) if decode.rest == "bf16" else _fp8_kept(weight)
     if make_fp8 and decode.rest == "fp8":
         return to_fp8(weight, scale_part="weight_scale")
-    return as_it_is(weight)
+    return copied(weight)
 
 
 def to_fp8(weight: StoredWeight, scale_part: str = "weight_scale_inv") -> Outcome:
