@@ -39,10 +39,11 @@ class Fault:
     """What goes wrong with the body of matching files, the first ``times`` times.
 
     Kinds: ``drop`` (close after ``after`` bytes), ``reset`` (the same with a TCP reset), ``status`` (answer
-    ``status``, with a Retry-After of ``retry_after`` or a RateLimit of ``rate_limit`` seconds if given), ``ignore_range`` (200 and the whole file), ``wrong_range``
-    (a Content-Range that starts one byte late), ``wrong_total`` (a Content-Range with another file size),
-    ``short`` (claims and sends ``after`` bytes less), ``slow`` (sleep ``delay`` seconds first), ``stall``
-    (send ``after`` bytes, then nothing for ``delay`` seconds, then close).
+    ``status``, asking for a wait by a Retry-After of ``retry_after`` or a RateLimit of ``rate_limit`` seconds),
+    ``ignore_range`` (200 and the whole file), ``wrong_range`` (a Content-Range that starts one byte late),
+    ``wrong_total`` (a Content-Range with another file size), ``short`` (claims and sends ``after`` bytes less),
+    ``slow`` (sleep ``delay`` seconds first), ``stall`` (send ``after`` bytes, then nothing for ``delay`` seconds,
+    then close).
     ``where`` is "body" (the CDN for LFS files, ``resolve`` for others), "hub" (``resolve``, before a redirect) or
     "api"; for "api" the pattern is matched against the repository name.
     """

@@ -146,6 +146,7 @@ def test_consume_keeps_a_blob_that_another_snapshot_uses(hub: HubServer, repo: P
     (snapshot / SHARD).symlink_to(f"../../blobs/{new.etag(SHARD)}")
     new.consume(SHARD)
     assert not os.path.lexists(snapshot / SHARD)
+    assert (cached(tmp_path) / "blobs" / str(old.etag(SHARD))).read_bytes() == SHARD_BYTES
     assert old.fetch(SHARD).read_bytes() == SHARD_BYTES
     old.consume(SHARD)
     assert not (cached(tmp_path) / "blobs" / str(old.etag(SHARD))).exists()
