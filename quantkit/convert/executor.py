@@ -26,7 +26,7 @@ from .sources import SourceFiles
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
-    from .memory import Budget
+    from ..plan.memory import Budget
     from .target import Target
 
 BATCH_BYTES = 32 << 20  # source bytes per unit: large against scheduling, small against a shard

@@ -10,9 +10,9 @@ from ..artifact.artifact import Artifact
 from ..artifact.attachments import write_first_attachments
 from ..artifact.layout import DECODE, PREFILL
 from ..errors import UsageError
+from ..plan.memory import choose_budget, widest_row_block
 from .executor import Executor
 from .finish import Finisher
-from .memory import choose_budget
 from .progress import OnProgress
 from .sources import SourceFiles
 from .target import Target, check_space, finished_artifact, open_target, refuse_overlap
@@ -105,18 +105,8 @@ def _check_options(plan: Plan, checkpoint: Checkpoint, mode: str, consume: bool)
 
 
 def _widest_block(plan: Plan, checkpoint: Checkpoint) -> int:
-    """Source bytes of the widest run of rows that can't be cut: 128 rows where FP8 blocks are derived."""
-    from ..artifact.dequantize import row_nbytes
-    from ..plan.fate import Op
-
     weights = {weight.weight.name: weight for weight in checkpoint.weights().values()}
-    widest = 0
-    for shard in (*plan.prefill, *plan.decode):
-        for job in shard.jobs:
-            if job.op is not Op.COPY:
-                rows = 128 if job.op is Op.TO_FP8 else 1
-                widest = max(widest, rows * row_nbytes(weights[job.sources[0]]))
-    return widest
+    return widest_row_block((job for shard in plan.shards for job in shard.jobs), weights)
 
 
 def _backend() -> str:

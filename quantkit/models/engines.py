@@ -116,6 +116,6 @@ def _facts(
 
 
 def _place(module: str, layers: int) -> tuple[str, bool]:
-    """What experts of a shape have in common: the projection, and whether the layer is for multi-token prediction."""
+    """What experts of one shape share: the projection, and whether the layer is for multi-token prediction."""
     layer = module.partition(".layers.")[2].partition(".")[0]
     return module.rpartition(".")[2], layer.isdecimal() and int(layer) >= layers
