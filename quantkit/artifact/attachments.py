@@ -44,17 +44,24 @@ def add_attachment(
     """
     directory = artifact if isinstance(artifact, Path) else artifact.path
     path = _checked_path(name, root)
-    target = directory / path
-    with disk_errors(target), _locked(directory / ATTACHMENTS):
+    _write(directory, {path: data}, replace=replace)
+    return directory / path
+
+
+def _write(directory: Path, files: dict[str, bytes], *, replace: bool) -> None:
+    """Write files (path inside the artifact -> content), then the list that names them."""
+    with disk_errors(directory / ATTACHMENTS), _locked(directory / ATTACHMENTS):
         entries = read_attachments(directory)
-        if not replace and any(entry["path"] == path for entry in entries):
-            raise UsageError(f"attachment {path!r} exists", where=str(directory), accepted="a new name")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_file(target, data)
+        taken = {entry["path"] for entry in entries} & files.keys()
+        if taken and not replace:
+            raise UsageError(f"attachment {min(taken)!r} exists", where=str(directory), accepted="a new name")
         added = datetime.now(UTC).isoformat(timespec="seconds")
-        entries.append({"path": path, "nbytes": len(data), "sha256": sha256_hex(data), "added": added})
+        for path, data in files.items():
+            target = directory / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_file(target, data)
+            entries.append({"path": path, "nbytes": len(data), "sha256": sha256_hex(data), "added": added})
         write_file(directory / ATTACHMENTS / ATTACHMENT_LIST, readable_json({"attachments": entries}))
-    return target
 
 
 def read_attachments(directory: Path) -> list[dict[str, Any]]:
@@ -92,13 +99,14 @@ def write_first_attachments(
     report = build_report(manifest, read_records(directory))
     base = manifest.source.label if manifest.source.kind == "hub" else recipe_repo
     base = base if base and "/" in base else None  # bundled models have no page to link to
+    under = f"{ATTACHMENTS}/"
     files = {
-        PROVENANCE: render_provenance(directory, manifest, plan_id, checkpoint),
-        REPORT_JSON: readable_json(report), REPORT_HTML: render_html(report),
+        under + PROVENANCE: render_provenance(directory, manifest, plan_id, checkpoint),
+        under + REPORT_JSON: readable_json(report), under + REPORT_HTML: render_html(report),
+        MODEL_CARD: render_card(manifest, report, base),
     }  # fmt: skip
-    for name, data in files.items():
-        add_attachment(directory, name, data, replace=True)
-    add_attachment(directory, MODEL_CARD, render_card(manifest, report, base), replace=True, root=True)
+    (directory / ATTACHMENTS / ATTACHMENT_LIST).unlink(missing_ok=True)  # of an earlier, interrupted finish
+    _write(directory, files, replace=True)
 
 
 def _checked_path(name: str, root: bool) -> str:

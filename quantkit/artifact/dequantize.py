@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
 
 
+_DAMAGED = "The source is damaged: download it again, or ask its publisher"
+
+
 def row_tiles(rows: int, row_bytes: int, align: int, tile_bytes: int) -> Iterator[tuple[int, int]]:
     """Runs of at most ``tile_bytes`` (but at least ``align`` rows), starting at multiples of ``align``."""
     step = max(tile_bytes // max(row_bytes, 1) // align * align, align)
@@ -93,13 +96,20 @@ class RowReader:
 
         try:
             yield
-        except (kernels.NanCodeError, kernels.NonFiniteError) as problem:
-            kind = "NaN code in an FP8 weight" if isinstance(problem, kernels.NanCodeError) else "NaN or infinity"
+        except kernels.NanCodeError as problem:
+            raise nan_code_error(self.weight.weight, problem.row, problem.column) from problem
+        except kernels.NonFiniteError as problem:
             raise SourceError(
-                f"{kind} at row {problem.row}, column {problem.column}",
-                where=_where(self.weight.weight),
-                hint="The source is damaged: download it again, or ask its publisher",
-            ) from problem
+                f"NaN or infinity at row {problem.row}, column {problem.column}",
+                where=_where(self.weight.weight), hint=_DAMAGED,
+            ) from problem  # fmt: skip
+
+
+def nan_code_error(info: TensorInfo, row: int, column: int) -> SourceError:
+    """An FP8 weight with a NaN code, named."""
+    return SourceError(
+        f"NaN code in an FP8 weight at row {row}, column {column}", where=_where(info), hint=_DAMAGED
+    )
 
 
 def _read_scales(checkpoint: Checkpoint, weight: StoredWeight) -> npt.NDArray[Any]:

@@ -24,15 +24,19 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write, fsync, rename, fsync the directory. The mode is what the umask says."""
+def write_file(path: Path, data: bytes, *, sync_dir: bool = True) -> None:
+    """Write, fsync, rename, fsync the directory (or leave that to the caller, who writes more files into it).
+
+    The mode is what the umask says.
+    """
     unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
     with disk_errors(path), open(unfinished, "wb") as handle:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
     unfinished.replace(path)
-    fsync_dir(path.parent)
+    if sync_dir:
+        fsync_dir(path.parent)
 
 
 @contextmanager

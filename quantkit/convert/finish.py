@@ -75,6 +75,7 @@ class Finisher:
             views[view] = self._view(view, pair)
         counts = self._records()
         self._sweep()
+        self._sync_dirs()
         manifest = Manifest(
             format_version=FORMAT_VERSION, numerics_version=NUMERICS_VERSION,
             tool={"name": "quantkit", "version": tool_version()}, pair_id=pair, source=self._source(source_root),
@@ -179,7 +180,7 @@ class Finisher:
         target = self.work / path
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        write_file(target, data)
+        write_file(target, data, sync_dir=False)
         self._files[path] = FileEntry(nbytes=len(data), sha256=sha256_hex(data))
 
     # tensors.jsonl
@@ -199,7 +200,6 @@ class Finisher:
                 handle.write(line)
             handle.flush()
             os.fsync(handle.fileno())
-        fsync_dir(self.work)
         self._files[TENSORS] = FileEntry(nbytes=nbytes, sha256=digest.hexdigest())
         return {
             "source": {"tensors": len(self.plan.fates)},
@@ -254,6 +254,12 @@ class Finisher:
                 for file, placed in sorted(self.executor.sources.placed.items())
             },
         )  # fmt: skip
+
+    def _sync_dirs(self) -> None:
+        for view in self._done:
+            for path in (self.work / view, *(self.work / view).rglob("*")):
+                if path.is_dir():
+                    fsync_dir(path)
 
     def _sweep(self) -> None:
         """Remove what an earlier run under other circumstances left: loaders read every weight file they see."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..artifact.canonical import round_figure
-from ..artifact.dequantize import RowReader, row_nbytes, row_tiles
+from ..artifact.dequantize import RowReader, nan_code_error, row_nbytes, row_tiles
 from ..artifact.shard import ShardWriter, TensorSink
-from ..checkpoint.tensor import Storage, StoredWeight
+from ..checkpoint.tensor import Storage, StoredWeight, TensorInfo
 from ..plan.fate import Job, Op
 from ..scheme import FP8_BLOCK
 
@@ -70,9 +70,21 @@ def _copy(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> Non
     while position < info.nbytes:
         piece = buffer[: min(len(buffer), info.nbytes - position)]
         context.checkpoint.read_into(info, position, piece)
+        if info.dtype == "F8_E4M3":
+            _refuse_nan_codes(info, position, piece)
         sink.write(piece)
         position += len(piece)
         context.on_bytes(len(piece))
+
+
+def _refuse_nan_codes(info: TensorInfo, position: int, piece: memoryview) -> None:
+    """A trained weight holds no NaN; what is passed through is looked at like what is converted."""
+    import numpy as np
+
+    is_nan = (np.frombuffer(piece, np.uint8) & 0x7F) == 0x7F
+    if is_nan.any():
+        row, column = divmod(position + int(is_nan.argmax()), info.shape[-1] if info.shape else 1)
+        raise nan_code_error(info, row, column)
 
 
 def _to_int4(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> float:

@@ -7,6 +7,7 @@ is journalled: a crash at any point still finds what it needs.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import Counter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_PROBES = 16
 
 
 class SourceFiles:
@@ -53,6 +55,8 @@ class SourceFiles:
                 self._users.update(self.files_of(job))
         self._locks = {file: threading.Lock() for file in checkpoint.files}
         self._users_lock = threading.Lock()
+        # Pages that were warm before stay: dropping them would slow down whoever uses the source besides us.
+        self._warm = {file for file in checkpoint.files if (path := self._stable_path(file)) and _is_cached(path)}
         self._stats = {file: _stat(path) for file in checkpoint.files if (path := self._stable_path(file))}
 
     @property
@@ -100,7 +104,7 @@ class SourceFiles:
         etag = self.checkpoint.files[file].etag
         if etag and _SHA256.fullmatch(etag) and etag != placed.sha256:
             raise SourceError(f"has sha256 {placed.sha256}, the hub states {etag}", where=file,
-                              hint="The download is damaged: delete it from the Hub cache and run again")  # fmt: skip
+                              hint="The download is damaged: delete it from the Hub cache")  # fmt: skip
 
     def jobs_durable(self, jobs: Iterable[Job]) -> None:
         """Jobs were journalled; lets go of files that nothing needs any more."""
@@ -114,7 +118,8 @@ class SourceFiles:
             last = self._users[file] == 0
         if not last:
             return
-        self.checkpoint.release(file)
+        if file not in self._warm:
+            self.checkpoint.release(file)
         if self._consume and self.checkpoint.local_path(file) is not None:
             self.checkpoint.consume(file)
 
@@ -161,3 +166,20 @@ class SourceFiles:
 def _stat(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _is_cached(path: Path) -> bool:
+    """Whether most of a file is in the page cache, judged by reads that refuse to touch the disk."""
+    size = path.stat().st_size
+    probe = bytearray(1)
+    hits = 0
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for place in range(_PROBES):
+            try:
+                hits += os.preadv(fd, [probe], size * (2 * place + 1) // (2 * _PROBES), os.RWF_NOWAIT)
+            except OSError:  # EAGAIN: not cached; or a file system that can't tell
+                continue
+    finally:
+        os.close(fd)
+    return 2 * hits > _PROBES
