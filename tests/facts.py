@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from quantkit.checkpoint.tensor import TensorInfo
-from quantkit.dtypes import tensor_bytes
+from quantkit.checkpoint.tensor import StoredWeight, TensorInfo
+from quantkit.checkpoint.weights import find_weights
+from quantkit.scheme import OutputTensor
 
 FOLDER = Path(__file__).parent / "data" / "facts"
 
@@ -46,9 +49,9 @@ def layers_of(entry: Mapping[str, Any]) -> list[int | None]:
     return layers
 
 
-def entries(name: str) -> Iterator[tuple[dict[str, Any], str]]:
+def expand(table: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Every tensor of a table as (its table entry, its full name)."""
-    for entry in facts(name)["tensors"]:
+    for entry in table["tensors"]:
         count = 0
         for layer in layers_of(entry):
             stem = entry["name"].replace("{i}", str(layer))
@@ -56,16 +59,54 @@ def entries(name: str) -> Iterator[tuple[dict[str, Any], str]]:
                 count += 1
                 yield entry, stem.replace("{e}", str(expert))
         if count != entry["count"]:
-            raise AssertionError(f"{name}: {entry['name']} expands to {count}, table says {entry['count']}")
+            raise AssertionError(f"{entry['name']} expands to {count}, the table says {entry['count']}")
+
+
+def entries(name: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """``expand`` of a table by name."""
+    return expand(facts(name))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A table as a checkpoint's config and tensors."""
+
+    table: Mapping[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.table["config"])
+
+    def tensors(self) -> Iterator[OutputTensor]:
+        for entry, name in expand(self.table):
+            yield OutputTensor(name, entry["dtype"], tuple(entry["shape"]))
+
+
+def load_facts(path: Path) -> Facts:
+    """A table by path."""
+    return Facts(json.loads(path.read_text()))
 
 
 def tensors(name: str) -> dict[str, TensorInfo]:
     """All tensors of a table, laid out in one imaginary file."""
     found: dict[str, TensorInfo] = {}
     offset = 0
-    for entry, full in entries(name):
-        shape = tuple(entry["shape"])
-        nbytes = tensor_bytes(entry["dtype"], shape)
-        found[full] = TensorInfo(full, entry["dtype"], shape, "model.safetensors", offset, nbytes)
-        offset += nbytes
+    for t in Facts(facts(name)).tensors():
+        found[t.name] = TensorInfo(t.name, t.dtype, t.shape, "model.safetensors", offset, t.nbytes)
+        offset += t.nbytes
     return found
+
+
+class FactsCheckpoint:
+    """What planning needs of a checkpoint, without bytes."""
+
+    kind, revision, fingerprint = "local", None, "0" * 64
+    warnings: tuple[str, ...] = ()
+    files: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, name: str) -> None:
+        self.label, self.config, self.tensors = name, facts(name)["config"], tensors(name)
+        self._weights = find_weights(self.tensors, self.config)
+
+    def weights(self) -> Mapping[str, StoredWeight]:
+        return self._weights

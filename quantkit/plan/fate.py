@@ -39,7 +39,7 @@ class Fate:
     """The fate of one source tensor in both views.
 
     ``decode`` and ``prefill`` say what happens, ``decode_names`` and ``prefill_names`` what the tensor's content
-    is called there (empty when excluded; the outputs of a quantized module are listed at its weight and its scale).
+    is called there (empty when excluded; the outputs of a quantized module stand at its weight and its scale).
     """
 
     name: str

@@ -1,0 +1,154 @@
+"""The recipe schema: options, the content that affects bytes, the bundled files and the published JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from quantkit.errors import RecipeError
+from quantkit.recipe import Recipe, default_recipe, find_recipe, load_recipe, recipe_names
+from quantkit.recipe.load import render_json_schema
+from quantkit.recipe.recipe import OPTIONS, parse_layers
+
+PUBLISHED = {
+    "glm-5.2": "zai-org/GLM-5.2-FP8", "glm-5.1": "zai-org/GLM-5.1-FP8", "glm-4.7": "zai-org/GLM-4.7-FP8",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3", "deepseek-r1": "deepseek-ai/DeepSeek-R1",
+    "deepseek-v3.2": "deepseek-ai/DeepSeek-V3.2", "kimi-k2-instruct": "moonshotai/Kimi-K2-Instruct",
+    "kimi-k2.6": "moonshotai/Kimi-K2.6", "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-FP8",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B-FP8", "minimax-m2.7": "MiniMaxAI/MiniMax-M2.7",
+    "tiny-glm": "tiny-glm", "tiny-qwen3": "tiny-qwen3",
+}  # fmt: skip
+
+
+def test_bundled_recipes_are_the_published_checkpoints() -> None:
+    assert {name: load_recipe(name).source.repo for name in recipe_names()} == PUBLISHED
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert recipe.name == name and recipe.description
+        assert recipe.prefill.make_fp8 == (name == "kimi-k2.6")
+
+
+@pytest.mark.parametrize("label", ["zai-org/GLM-5.2-FP8", "ZAI-ORG/glm-5.2-fp8", "glm-5.2"])
+def test_recipe_is_found_by_repository_or_name(label: str) -> None:
+    found = find_recipe(label)
+    assert found is not None and found.name == "glm-5.2"
+    assert find_recipe("someone/else") is None
+
+
+def test_published_schema_is_fresh() -> None:
+    stored = (resources.files("quantkit_recipes") / "recipe.schema.json").read_text()
+    assert stored == render_json_schema(), (
+        "run: python -m quantkit.recipe.schema recipes/quantkit_recipes/recipe.schema.json"
+    )
+
+
+def test_schema_is_closed_everywhere() -> None:
+    schema = json.loads(render_json_schema())
+    for part in (schema, *schema["$defs"].values()):
+        assert part["additionalProperties"] is False
+    for field in [
+        *schema["properties"].values(),
+        *(f for d in schema["$defs"].values() for f in d["properties"].values()),
+    ]:
+        assert "description" in field or "$ref" in field
+
+
+def test_defaults() -> None:
+    decode = default_recipe().decode
+    assert (decode.scheme, decode.group_size, decode.method, decode.linears) == ("int4", 32, "mse", "routed")
+    assert (decode.rest, decode.mtp, decode.layers, decode.quantize, decode.keep) == ("fp8", "keep", None, (), ())
+
+
+def test_recipes_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        default_recipe().decode.group_size = 64  # type: ignore[misc]
+
+
+def test_with_options_makes_a_new_recipe_and_none_changes_nothing() -> None:
+    base = default_recipe()
+    new = base.with_options(
+        group_size=128, layers="3-5,9", place="copy", make_fp8=True, max_shard_size="1GiB", method=None
+    )
+    assert (new.decode.group_size, new.decode.layers, new.decode.method) == (128, (3, 4, 5, 9), "mse")
+    assert (new.prefill.place, new.prefill.make_fp8, new.output.max_shard_bytes) == ("copy", True, 1 << 30)
+    assert base == default_recipe()
+    assert new.with_options() == new
+
+
+def test_every_field_is_an_option() -> None:
+    fields = {
+        k for k in Recipe.model_fields if k not in ("schema_version", "source", "decode", "prefill", "output")
+    }
+    for section in ("source", "decode", "prefill", "output"):
+        fields |= set(type(getattr(default_recipe(), section)).model_fields)
+    assert set(OPTIONS) == fields
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="'group_size'"):
+        default_recipe().with_options(groupsize=32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group_size": 64},
+        {"method": "rtn"},
+        {"rest": "bf16"},
+        {"layers": "1"},
+        {"keep": ("x",)},
+        {"max_shard_size": "1GB"},
+    ],
+)
+def test_content_changes_with_what_affects_bytes(options: dict) -> None:
+    assert default_recipe().with_options(**options).content() != default_recipe().content()
+
+
+def test_content_ignores_what_affects_no_byte() -> None:
+    base = default_recipe()
+    same = base.with_options(
+        name="x", description="y", place="copy", repo="a/b", revision="main", max_shard_size="10000MB"
+    )
+    assert same.content() == base.content()
+    assert base.with_options(keep=("b", "a")).content() == base.with_options(keep=("a", "b", "a")).content()
+    json.dumps(base.content())
+
+
+@pytest.mark.parametrize(
+    "text, layers",
+    [
+        ("3", (3,)),
+        ("3-5,4,1", (1, 3, 4, 5)),
+        ([1, "3-4"], (1, 3, 4)),
+        (7, (7,)),
+        (None, None),
+        (" 2 - 3 ", (2, 3)),
+    ],
+)
+def test_layers(text: object, layers: tuple[int, ...] | None) -> None:
+    assert parse_layers(text) == layers
+
+
+@pytest.mark.parametrize("text", ["", "a", "5-3", "1--2", "-1", [True], [1.5], [], "1,,2", "٣", "999999"])
+def test_layers_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="layer|range"):
+        parse_layers(text)
+
+
+def test_file_by_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("schema_version: 1\nname: mine\ndecode:\n  layers: 3-10,12\n  group_size: 64\n")
+    recipe = load_recipe(path)
+    assert recipe.decode.layers == (*range(3, 11), 12)
+    assert load_recipe(str(path)) == recipe
+    path.write_text(json.dumps(recipe.model_dump(mode="json")))
+    assert load_recipe(path) == recipe
+
+
+def test_unknown_name_lists_and_suggests() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("glm-52")
+    assert "'glm-5.2'" in str(caught.value) and caught.value.exit_code == 2
