@@ -176,7 +176,10 @@ class Checkpoint:
         if info is None:
             from difflib import get_close_matches
 
-            near = get_close_matches(tensor, self.tensors, n=1)
+            alike = [
+                name for name in self.tensors if abs(len(name) - len(tensor)) < 4 and name[-1:] == tensor[-1:]
+            ]
+            near = get_close_matches(tensor, alike[:2000], n=1)  # all of 100,000 names would take seconds
             raise UsageError(
                 f"no tensor {tensor!r}", where=self.label, hint=f"Did you mean {near[0]!r}?" if near else None
             )

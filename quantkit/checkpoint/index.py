@@ -21,7 +21,7 @@ from .tensor import TensorInfo
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".ckpt", ".onnx", ".npz")
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".ckpt", ".onnx")
 _MISTRAL = "consolidated"  # the same weights once more under Mistral's own names
 _NUMBERED = re.compile(r"(?P<stem>.*?)-?(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
 _REBUILD = "Download the checkpoint again, or delete the index if it is stale: without one the headers are read."

@@ -18,11 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from types import MappingProxyType
 
 from ..errors import EnvironmentProblem, QuantkitError, SourceError, UnsupportedError, UsageError
 
 MAX_OPEN_FILES = 64
+_NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
 MAX_FILES = 20_000  # more is no checkpoint but somebody's home folder
 _READ_LIMIT = 1 << 30  # Linux reads at most 2 GiB - 4 KiB in one call
 
@@ -189,12 +191,17 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
     for entry in entries:
         if entry.name.startswith("."):
             continue
+        path = folder / entry.name
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
-        elif entry.is_file():
-            yield prefix + entry.name, entry.stat().st_size
-        elif entry.is_symlink() and not (folder / entry.name).exists():
-            raise _broken(folder / entry.name)
+            yield from _walk(path, f"{prefix}{entry.name}/")
+            continue
+        try:
+            status = path.stat()
+        except OSError as error:
+            broken = entry.is_symlink() and error.errno in _NOT_THERE
+            raise (_broken(path) if broken else _os_problem(error, path)) from error
+        if S_ISREG(status.st_mode):
+            yield prefix + entry.name, status.st_size
 
 
 def _broken(link: Path) -> SourceError:
@@ -207,5 +214,5 @@ def _broken(link: Path) -> SourceError:
 
 def _os_problem(error: OSError, path: Path) -> QuantkitError:
     """A missing file is the source's fault, everything else (permissions, I/O, descriptors) the machine's."""
-    kind = SourceError if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR) else EnvironmentProblem
+    kind = SourceError if error.errno in _NOT_THERE else EnvironmentProblem
     return kind(f"cannot be read: {error.strerror}", where=os.fspath(path))

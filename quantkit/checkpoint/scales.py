@@ -44,9 +44,10 @@ def decode_scales(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
     if dtype == "BF16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "F8_E8M0":
-        values = np.ldexp(np.float32(1), raw.astype(np.int32) - 127).astype(np.float32)
-        values[raw == 255] = np.nan
-        return values
+        bits = raw.astype(np.uint32) << np.uint32(23)
+        bits[raw == 0] = 0x00400000  # 2**-127 is subnormal
+        bits[raw == 255] = 0x7FC00000
+        return bits.view(np.float32)
     return raw.astype(np.float32)
 
 

@@ -28,6 +28,10 @@ def side_files(store: FileStore) -> tuple[tuple[SideFile, ...], tuple[str, ...]]
     models = {name.split("/")[0] for name in names if "/" in name and _is_weights(name)}
     kept: list[SideFile] = []
     warnings = [f"folder {folder}/ holds weights of its own and is left out" for folder in sorted(models)]
+    others = [name for name in names if "/" not in name and name.lower().endswith(OTHER_WEIGHTS)]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        warnings.append(f"{others[0]}{more} in another weights format: left out")
     for name, size in sorted(names.items()):
         parts = name.split("/")
         if _is_weights(name) or (len(parts) > 1 and parts[0] in models):

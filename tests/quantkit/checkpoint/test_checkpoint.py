@@ -176,6 +176,7 @@ def test_side_files(tmp_path: Path) -> None:
     assert [s.name for s in checkpoint.side_files] == kept
     assert {s.name: s.nbytes for s in checkpoint.side_files}["LICENSE"] == 3
     assert checkpoint.side_bytes("LICENSE") == b"MIT"
+    assert [w for w in checkpoint.warnings if "model.pt and 2 more" in w]
     assert [w for w in checkpoint.warnings if "original/" in w] and [w for w in checkpoint.warnings if "out/" in w]
     with pytest.raises(SourceError, match="absent"):
         checkpoint.side_bytes("absent")
