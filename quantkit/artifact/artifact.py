@@ -30,11 +30,13 @@ class Artifact:
         decode: INT4 view.
         prefill: FP8 view.
         was_complete: set by ``convert`` when there was nothing left to do.
+        warnings: what ``convert`` has to say about this run.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
         self.was_complete = False
+        self.warnings: tuple[str, ...] = ()
         views = manifest.views
         self.decode = View(path / DECODE, is_reference=views["decode"].stored == "reference")
         self.prefill = View(path / PREFILL, is_reference=views["prefill"].stored == "reference")

@@ -64,6 +64,9 @@ def check_files(
         present = {
             name: entry for name, entry in listed.items() if _has_size(artifact.path / name, name, entry, section)
         }
+        links = sum((artifact.path / name).stat().st_nlink > 1 for name in present)
+        if links:
+            section.summary += f"; {links} are hard links: an edit in place of their other name would change them"
         if quick:
             return {}
         tensors = {view.name: _tensors_by_file(view) for view in (artifact.prefill, artifact.decode)}

@@ -29,6 +29,7 @@ from ..artifact.manifest import FileEntry, Manifest, Source, ViewEntry, pair_id
 from ..artifact.place import Way, place_file
 from ..artifact.records import Outcome, TensorRecord
 from ..artifact.view import ViewMark
+from ..checkpoint.tensor import Storage
 from ..errors import SourceError
 from ..plan.fate import Action, Job, Op
 from .executor import Executor
@@ -92,16 +93,17 @@ class Finisher:
 
     def _view(self, view: ViewName, pair: str) -> ViewEntry:
         is_source = self._is_source(view)
-        self._side_files(view)
-        self._config(view)
-        weight_map = self._weight_files(view)
-        self._index(view, weight_map)
+        is_reference = is_source and self.executor.sources.stored == "reference"
+        if not is_reference:  # a folder without its weights must not look like a checkpoint
+            self._side_files(view)
+            self._config(view)
+            self._index(view, self._weight_files(view))
         tensors = list(self._source_tensors() if is_source else self._view_tensors(view))
         root = tensor_root(tensors)
         self._write(view_path(view, VIEW_FILE), ViewMark(view, pair, root).render())
         return ViewEntry(
             origin="publisher" if is_source else "derived",
-            stored="reference" if is_source and self.executor.sources.stored == "reference" else "files",
+            stored="reference" if is_reference else "files",
             num_tensors=len(tensors), nbytes=self._view_bytes(view), tensor_root=root,
             transforms=() if is_source else self._transforms(view),
         )  # fmt: skip
@@ -112,12 +114,16 @@ class Finisher:
         return sum(state.shard.nbytes for state in self.executor.states if state.shard.view == view)
 
     def _transforms(self, view: str) -> tuple[str, ...]:
-        stored = {w.weight.name: w.storage.value.partition("-")[0] for w in self.checkpoint.weights().values()}
+        stored = {
+            w.weight.name: w.weight.dtype.lower()
+            if w.storage is Storage.PLAIN
+            else w.storage.value.partition("-")[0]
+            for w in self.checkpoint.weights().values()
+        }
         found = set()
         for job, _ in self._done[view].values():
-            kind = stored.get(job.sources[0], "plain")
             if job.op in (Op.TO_BF16, Op.TO_FP8):
-                found.add(f"{kind}-{job.op.value}")
+                found.add(f"{stored[job.sources[0]]}-{job.op.value}")
         return tuple(sorted(found))
 
     def _source_tensors(self) -> Iterator[Tensor]:
@@ -134,9 +140,8 @@ class Finisher:
     def _weight_files(self, view: str) -> dict[str, str]:
         """Enters the view's weight files into the list; returns tensor name -> file."""
         if self._is_source(view):
-            if self.executor.sources.stored == "files":
-                for file, placed in self.executor.sources.placed.items():
-                    self._files[view_path(view, file)] = FileEntry(nbytes=placed.nbytes, sha256=placed.sha256)
+            for file, placed in self.executor.sources.placed.items():
+                self._files[view_path(view, file)] = FileEntry(nbytes=placed.nbytes, sha256=placed.sha256)
             return {info.name: info.file for info in self.checkpoint.tensors.values()}
         weight_map = {}
         for state in self.executor.states:

@@ -124,7 +124,9 @@ def _to_fp8(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> f
     reader = _reader(job, context)
     codes_sink, scale_sink = _by_suffix(sinks, "weight"), _by_suffix(sinks, "weight_scale_inv", "weight_scale")
     figure = _ErrorFigure()
-    for start, stop in _tiles(reader.weight, context, align=FP8_BLOCK[0]):
+    # Five float32 copies of the tile live at once: cut it so that they stay small next to what others need.
+    tile_bytes = context.tile_bytes // (8 if reader.weight.storage is Storage.INT4_GROUP else 2)
+    for start, stop in row_tiles(reader.weight.shape[0], row_nbytes(reader.weight), FP8_BLOCK[0], tile_bytes):
         weight = reader.float32(start, stop)
         with reader.bad_numbers():
             codes, scales = kernels.float_to_fp8(weight, FP8_BLOCK, row_offset=start)
@@ -195,9 +197,9 @@ def _plain_or_float32(reader: RowReader, start: int, stop: int) -> Any:
     return reader.codes(start, stop) if reader.weight.storage is Storage.PLAIN else reader.float32(start, stop)
 
 
-def _tiles(weight: StoredWeight, context: JobContext, align: int = 1) -> Iterator[tuple[int, int]]:
-    """``align``: rows that share an output scale. Source blocks may be cut: kernels take a row offset."""
-    return row_tiles(weight.shape[0], row_nbytes(weight), align, context.tile_bytes)
+def _tiles(weight: StoredWeight, context: JobContext) -> Iterator[tuple[int, int]]:
+    """Runs of rows; blocks of the source may be cut, since the kernels take a row offset."""
+    return row_tiles(weight.shape[0], row_nbytes(weight), 1, context.tile_bytes)
 
 
 def _by_suffix(sinks: Mapping[str, TensorSink], *suffixes: str) -> TensorSink:

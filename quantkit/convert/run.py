@@ -85,7 +85,13 @@ def _finish(plan: Plan, executor: Executor, target: Target) -> Artifact:
     write_first_attachments(
         target.work, manifest, executor.checkpoint, plan_id=plan.plan_id, recipe_repo=plan.recipe.source.repo
     )
-    return target.publish()
+    artifact = target.publish()
+    if plan.recipe.prefill.place == "link" and executor.sources.view_dir is not None:
+        artifact.warnings = (
+            "the publisher's files are hard links: an edit of the source in place would change the artifact "
+            "(verify finds it)",
+        )
+    return artifact
 
 
 def _check_options(plan: Plan, checkpoint: Checkpoint, mode: str, consume: bool) -> None:
