@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import EnvironmentProblem
+from .errors import EnvironmentProblem, UsageError
 from .naming import RECIPE_SUFFIXES
 from .naming import Resolved as Resolved
 from .naming import recipe_names as recipe_names
@@ -27,8 +27,8 @@ from .naming import source_names as source_names
 if TYPE_CHECKING:
     from .artifact import Artifact as Artifact
     from .artifact import VerifyReport
+    from .artifact.progress import OnProgress
     from .checkpoint import Checkpoint as Checkpoint
-    from .convert.progress import OnProgress
     from .inspection.diff import Difference
     from .inspection.diff import OnProgress as OnDiffProgress
     from .inspection.inspect import Inspection
@@ -111,6 +111,38 @@ def load_plan(path: PathLike, *, checkpoint: Checkpoint | None = None) -> tuple[
     return load(Path(path), checkpoint=checkpoint)
 
 
+def plan_document(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    *,
+    gpu: str | None = None,
+    gpu_memory: int | None = None,
+    gpus: int | None = None,
+    memory_fraction: float | None = None,
+    output: PathLike | None = None,
+    jobs: int | None = None,
+    max_memory: int | None = None,
+) -> dict[str, Any]:
+    """Everything that can be said of a plan before any work, JSON-ready: see ``quantkit.plan.summary``.
+
+    Raises:
+        UsageError: an option that cannot work.
+        EnvironmentProblem: ``max_memory`` is not enough, or the kernels that were asked for are not there.
+    """
+    from .plan.capacity import DEFAULT_FRACTION
+    from .plan.summary import summarise
+
+    if gpu is None and gpu_memory is None and (gpus is not None or memory_fraction is not None):
+        given = "--gpus" if gpus is not None else "--memory-fraction"
+        raise UsageError("there is no GPU to count with", where=given, hint="Add --gpu or --gpu-memory.")
+    check_kernels()
+    return summarise(
+        plan, checkpoint, gpu=gpu, gpu_memory=gpu_memory, gpus=gpus,
+        memory_fraction=DEFAULT_FRACTION if memory_fraction is None else memory_fraction,
+        out_dir=output, jobs=jobs, max_memory=max_memory,
+    )  # fmt: skip
+
+
 def convert(
     plan: Plan | PathLike,
     output: PathLike,
@@ -173,7 +205,7 @@ def verify(
     *,
     quick: bool = False,
     against: PathLike | Checkpoint | None = None,
-    on_progress: Callable[..., None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check an artifact; findings are in the report, not exceptions.
 

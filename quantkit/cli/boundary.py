@@ -53,12 +53,14 @@ def guarded(cli: click.Command, arguments: list[str]) -> int:
     """Run ``cli`` with ``arguments``; print whatever went wrong once and return the exit code."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     warnings.showwarning = _show_warning
+    streams = sys.stdout, sys.stderr
     try:
         code = cli.main(arguments, prog_name="quantkit", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SystemExit as error:  # click leaves this way after shell completion, and on a closed pipe
-        if isinstance(error.__context__, BrokenPipeError):
+        if sys.stdout is not streams[0]:  # which it tells by wrapping the streams
+            sys.stdout, sys.stderr = streams
             _silence_stdout()
             return PIPE
         return error.code if isinstance(error.code, int) else 1

@@ -68,12 +68,15 @@ class Console:
         if self.as_json:
             self.raw(document(to_json()))
             return
+        from rich.text import Text
+
         rich = _rich(sys.stdout)
         for block in blocks():
             if isinstance(block, str):
                 self.raw(block)
                 continue
             with rich.capture() as table:
+                rich.print(Text(block.title, "bold"), soft_wrap=True)
                 rich.print(_rich_table(block))
             self.raw("\n" + "".join(f"{line.rstrip()}\n" for line in table.get().splitlines()))
 
@@ -206,8 +209,7 @@ def _rich_table(block: Table) -> Any:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable(title=Text(block.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.show_edge = table.pad_edge = False
+    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in block.columns:
         right = name.startswith(">")
         table.add_column(Text(name.removeprefix(">")), justify="right" if right else "left", overflow="fold")

@@ -189,9 +189,9 @@ def recipe_options(function: F) -> F:
 gpu_options = stacked(
     click.option("--gpu", type=click.Choice(["a100", "h100", "h200", "b200"]), help="Say how much context fits."),
     click.option("--gpu-memory", type=Bytes(), help="Memory of one GPU instead of --gpu, for example 140GiB."),
-    click.option("--gpus", type=click.IntRange(min=1), default=8, show_default=True, help="Number of GPUs."),
+    click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="Number of GPUs (default: 8)."),
     click.option(
-        "--memory-fraction", type=click.FloatRange(0, 1, min_open=True), default=0.9, show_default=True,
-        help="Part of a GPU's memory that weights and KV cache may take.",
+        "--memory-fraction", type=click.FloatRange(0, 1, min_open=True), metavar="F",
+        help="Part of a GPU\'s memory that weights and KV cache may take (default: 0.9).",
     ),
 )  # fmt: skip

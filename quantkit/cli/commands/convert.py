@@ -58,14 +58,15 @@ def convert(
     connection leave a state from which the same command continues. A finished artifact is left as it is.
     """
     from .. import show
+    from ..show_plan import plan
 
     with planned(source, choice, revision, plan_file) as (checkpoint, made):
         out.warn(made.warnings)
-        if dry_run:
-            summary = api.summarise(made, checkpoint, max_memory=choice.max_memory)
-            out.result(lambda: {**made.to_json(), **summary.to_json()}, lambda: show.plan(summary))
-            return
         target = output or api.default_output(source, made)
+        if dry_run:
+            document = api.plan_document(made, checkpoint, output=target, jobs=jobs, max_memory=choice.max_memory)
+            out.result(lambda: {**document, **made.to_json()}, lambda: plan(document, all_reasons=out.verbose))
+            return
         out.say(f"converting {checkpoint.label} into {target}")
         with out.progress("converting") as report:
             artifact = api.convert(

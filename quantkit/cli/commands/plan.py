@@ -39,8 +39,8 @@ from ..planning import planned
 @revision_option
 @output_options
 def plan(
-    source: str, output: str | None, gpu: str | None, gpu_memory: int | None, gpus: int, memory_fraction: float,
-    choice: Choice, revision: str | None, out: Console,
+    source: str, output: str | None, gpu: str | None, gpu_memory: int | None, gpus: int | None,
+    memory_fraction: float | None, choice: Choice, revision: str | None, out: Console,
 ) -> None:  # fmt: skip
     """Say what a conversion of SOURCE would do, before any work and without downloading weights.
 
@@ -48,15 +48,15 @@ def plan(
     decoded token with the speed-up bound that follows, KV cache and context capacity, and which engines load the
     result.
     """
-    from .. import show
+    from .. import show_plan
 
     with planned(source, choice, revision) as (checkpoint, made):
         out.warn(made.warnings)
-        summary = api.summarise(
+        document = api.plan_document(
             made, checkpoint, gpu=gpu, gpu_memory=gpu_memory, gpus=gpus, memory_fraction=memory_fraction,
-            max_memory=choice.max_memory,
+            output=api.default_output(source, made), max_memory=choice.max_memory,
         )  # fmt: skip
         if output is not None:
             api.save_plan(made, output)
             out.say(f"wrote {output}")
-    out.result(lambda: {**made.to_json(), **summary.to_json()}, lambda: show.plan(summary))
+    out.result(lambda: {**document, **made.to_json()}, lambda: show_plan.plan(document, all_reasons=out.verbose))
