@@ -51,7 +51,7 @@ def measure(artifact: Path, num_tokens: int) -> dict[str, Fidelity]:
     """
     from .dequantized import write_bf16_copy
     from .fidelity import fidelity
-    from .models import load_model
+    from .models import load_model, quiet
     from .text import token_blocks
 
     if num_tokens < BLOCK_TOKENS:
@@ -64,7 +64,8 @@ def measure(artifact: Path, num_tokens: int) -> dict[str, Fidelity]:
             "INT4": load_model(write_bf16_copy(decode, Path(scratch, "int4"))),
             "INT4 as run": load_model(decode),
         }
-        return fidelity(reference, candidates, blocks)
+        with quiet():
+            return fidelity(reference, candidates, blocks)
 
 
 def table(results: dict[str, Fidelity]) -> str:

@@ -26,7 +26,7 @@ class Fidelity:
     """One model against the reference, on the same blocks.
 
     Attributes:
-        kl: mean over tokens of KL(reference || model) in nats.
+        block_kl: mean over tokens of KL(reference || model) in nats, for each block.
         agreement: share of tokens for which both put the same token first.
         lost: share of tokens that the reference's first choice gets right and the model's does not.
         gained: the other direction; ``lost`` and ``gained`` together are the flips.
@@ -35,12 +35,21 @@ class Fidelity:
         nll_difference: mean NLL of the model minus the reference's, paired by block; positive is worse.
     """
 
-    kl: Mean
+    block_kl: tuple[float, ...]
     agreement: Mean
     lost: Mean
     gained: Mean
     perplexity: Perplexity
     reference: Perplexity
+
+    @property
+    def kl(self) -> Mean:
+        """Mean over tokens of KL(reference || model) in nats."""
+        return Mean.of(self.block_kl)
+
+    def kl_difference(self, other: Fidelity) -> Mean:
+        """This model's KL minus another candidate's on the same blocks, paired; negative is better than it."""
+        return Mean.of([a - b for a, b in zip(self.block_kl, other.block_kl, strict=True)])
 
     @property
     def nll_difference(self) -> Mean:
@@ -84,7 +93,7 @@ def fidelity(
     reference_perplexity = Perplexity(tuple(reference_nll), num_tokens)
     return {
         label: Fidelity(
-            kl=Mean.of(t.kl),
+            block_kl=tuple(t.kl),
             agreement=Mean.of(t.agreement),
             lost=Mean.of(t.lost),
             gained=Mean.of(t.gained),

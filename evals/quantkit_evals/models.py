@@ -7,6 +7,10 @@ are errors, except layers beyond ``num_hidden_layers`` (multi-token prediction),
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from logging import ERROR, getLogger
 from os import PathLike
 from typing import Any
 
@@ -29,16 +33,10 @@ def load_model(directory: str | PathLike[str], *, dtype: str = "bfloat16") -> An
     """
     transformers: Any = require("transformers")
     torch: Any = require("torch")
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # what it would report is checked below
-    transformers.logging.disable_progress_bar()
-    try:
+    with quiet():
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
         )
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-        transformers.logging.enable_progress_bar()
     num_layers = model.config.get_text_config().num_hidden_layers
     problems = {
         "missing": sorted(report["missing_keys"]),
@@ -49,6 +47,28 @@ def load_model(directory: str | PathLike[str], *, dtype: str = "bfloat16") -> An
         if names:
             raise SourceError(f"{len(names)} weights are {kind}, first {names[0]}", where=str(directory))
     return model.eval()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No reports and progress bars on stderr.
+
+    For loading, since what they say is checked afterwards, and for the first forward pass, when compressed-tensors
+    decompresses.
+    """
+    logging: Any = require("transformers").logging
+    matching = getLogger("compressed_tensors.utils.match")
+    level, verbosity = matching.level, logging.get_verbosity()
+    matching.setLevel(ERROR)  # it warns of patterns for experts, which transformers fuses and loads all the same
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(StringIO()):  # progress bars of compressed-tensors have no other switch
+            yield
+    finally:
+        matching.setLevel(level)
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
 
 
 def _is_beyond(name: str, num_layers: int) -> bool:
