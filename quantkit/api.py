@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import EnvironmentProblem, UsageError
-from .naming import RECIPE_SUFFIXES
 from .naming import Resolved as Resolved
+from .naming import default_output as default_output
 from .naming import recipe_names as recipe_names
 from .naming import resolve as resolve
 from .naming import source_names as source_names
@@ -178,14 +178,6 @@ def convert(
         return run(made, checkpoint, output, on_progress=on_progress, **settings)
     with open(made.source.label, revision=made.source.revision) as opened:
         return run(made, opened, output, on_progress=on_progress, **settings)
-
-
-def default_output(source: PathLike | None, plan: Plan) -> Path:
-    """Where an artifact goes when nothing is said: ``./NAME-w4-gGROUP``, NAME the last part of the source."""
-    name = Path(source or plan.source.label).expanduser().resolve().name
-    for suffix in (".safetensors", *RECIPE_SUFFIXES):
-        name = name.removesuffix(suffix)
-    return Path(f"{name}-w4-g{plan.recipe.decode.group_size}")
 
 
 def describe_result(artifact: Artifact) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .errors import RecipeError, UsageError
 
 if TYPE_CHECKING:
+    from .plan import Plan
     from .recipe import Recipe
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
@@ -26,6 +27,11 @@ class Resolved(NamedTuple):
     source: str
     revision: str | None
     recipe: Recipe | None
+
+    @property
+    def is_hub(self) -> bool:
+        """It is a Hub repository: reading its headers takes a moment and the network."""
+        return "/" in self.source and not os.path.lexists(Path(self.source).expanduser())
 
 
 def resolve(source: str | os.PathLike[str], *, revision: str | None = None) -> Resolved:
@@ -56,6 +62,14 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None) -> R
             "the recipe names no source.repo", where=text, hint="Give the source, and the recipe with --recipe."
         )
     return Resolved(recipe.source.repo, revision or recipe.source.revision, recipe)
+
+
+def default_output(source: str | os.PathLike[str] | None, plan: Plan) -> Path:
+    """Where an artifact goes when nothing is said: ``./NAME-w4-gGROUP``, NAME the last part of the source."""
+    name = Path(source or plan.source.label).expanduser().resolve().name
+    for suffix in (".safetensors", *RECIPE_SUFFIXES):
+        name = name.removesuffix(suffix)
+    return Path(f"{name}-w4-g{plan.recipe.decode.group_size}")
 
 
 def source_names() -> list[str]:

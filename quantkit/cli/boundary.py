@@ -119,7 +119,7 @@ def _report(failure: Failure, error: BaseException, *, as_json: bool, verbose: b
         Console().error(failure.what, failure.where, failure.accepted, failure.hint)
         if as_json:
             print(document(failure.to_json()), flush=True)
-    except BrokenPipeError:
+    except OSError:  # stdout itself is what failed: a closed pipe, a full disk
         _silence_stdout()
 
 

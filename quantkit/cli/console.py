@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from ..units import format_gb, format_seconds
@@ -47,8 +48,22 @@ class Progress(Protocol):
 
 
 def document(value: Any) -> str:
-    """One JSON document as ``--json`` prints it: UTF-8, indented, numbers finite."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    """One JSON document as ``--json`` prints it: UTF-8, numbers finite, indented.
+
+    A table (a list of lists at the top level, such as the fates of 118,000 tensors) stands one row per line:
+    readable, a tenth of the lines, and several times faster to write.
+    """
+    dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, default=str)
+    is_table = {k: isinstance(v, list) and v and isinstance(v[0], list) for k, v in _items(value)}
+    text: str = dump({k: None if is_table[k] else v for k, v in value.items()} if is_table else value, indent=2)
+    for key in (k for k, yes in is_table.items() if yes):
+        rows = ",\n    ".join(map(dump, value[key]))
+        text = text.replace(f"\n  {dump(key)}: null", f"\n  {dump(key)}: [\n    {rows}\n  ]", 1)
+    return text
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    return value.items() if isinstance(value, dict) else ()
 
 
 class Console:

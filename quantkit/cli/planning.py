@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quantkit import api
 
 from ..errors import UsageError
+from .console import Console
 from .options import Choice
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def planned(
-    source: str | None, choice: Choice, revision: str | None, plan_file: str | None = None
+    source: str | None, choice: Choice, revision: str | None, out: Console, plan_file: str | None = None
 ) -> Iterator[tuple[Checkpoint, Plan]]:
     """The opened source and its plan, made from the options or read from a file.
 
@@ -29,6 +30,8 @@ def planned(
         if source is None:
             raise UsageError("there is no SOURCE", accepted="a source, or --plan FILE")
         found = api.resolve(source, revision=revision)
+        if found.is_hub:
+            out.say(f"reading the headers of {found.source} on the Hub")
         with api.open(found.source, revision=found.revision) as checkpoint:
             recipe = choice.recipe if choice.recipe is not None else found.recipe
             yield checkpoint, api.plan(checkpoint, recipe=recipe, **choice.fields)

@@ -60,7 +60,7 @@ def convert(
     from .. import show
     from ..show_plan import plan
 
-    with planned(source, choice, revision, plan_file) as (checkpoint, made):
+    with planned(source, choice, revision, out, plan_file) as (checkpoint, made):
         out.warn(made.warnings)
         target = output or api.default_output(source, made)
         if dry_run:

@@ -50,7 +50,7 @@ def plan(
     """
     from .. import show_plan
 
-    with planned(source, choice, revision) as (checkpoint, made):
+    with planned(source, choice, revision, out) as (checkpoint, made):
         out.warn(made.warnings)
         document = api.plan_document(
             made, checkpoint, gpu=gpu, gpu_memory=gpu_memory, gpus=gpus, memory_fraction=memory_fraction,

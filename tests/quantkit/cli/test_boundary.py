@@ -65,7 +65,7 @@ def test_exit_code_and_streams(name: str, flags: list[str], capsys: pytest.Captu
 
 
 def test_every_error_class_is_in_the_table() -> None:
-    def below(cls: type) -> Iterator[type]:
+    def below(cls: type[Exception]) -> Iterator[type[Exception]]:
         for child in cls.__subclasses__():
             yield child
             yield from below(child)
@@ -142,6 +142,17 @@ def test_a_closed_pipe_is_quiet(arguments: list[str]) -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", [["env"], ["env", "--json"], ["--help"]], ids=str)
+def test_a_full_disk_under_stdout_is_an_environment_problem(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "quantkit", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60
+        )
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: No space left on device") and "Traceback" not in done.stderr
 
 
 def test_wrong_kernels_are_an_environment_problem(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

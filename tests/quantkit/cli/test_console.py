@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import subprocess
@@ -115,4 +116,8 @@ def test_only_one_form_of_a_result_is_made(capsys: pytest.CaptureFixture[str]) -
 def test_documents_hold_no_numbers_that_json_has_not() -> None:
     with pytest.raises(ValueError, match="JSON"):
         document({"x": float("nan")})
+    assert document([]) == "[]" and document({}) == "{}"
+    table = {"a": {"fate_rows": None}, "fate_rows": [["x", {"y": [1]}], [2, None]], "z": [], "é": [[1]], "n": [1]}
+    assert json.loads(document(table)) == table
+    assert '"fate_rows": [\n    ["x", {"y": [1]}],\n    [2, null]\n  ],' in document(table)
     assert document({"p": Path("/x"), "ä": 1}) == '{\n  "p": "/x",\n  "ä": 1\n}'
