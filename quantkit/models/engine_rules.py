@@ -217,8 +217,14 @@ def _mixed_sglang(f: Facts) -> Iterator[Judgement]:
     if f.quantization.method != "compressed-tensors" or not f.quantization.is_mixed:
         return
     yield Level.WARN, "INT4 experts beside FP8 need SGLang with PR #37207 (mixed-precision compressed-tensors)"
-    if f.shape.shared_experts:
-        yield Level.WARN, "start SGLang with --disable-shared-experts-fusion: shared experts are not INT4"
+    forms = {
+        group: {form for x, form in f.linears if x.group == group} for group in ("shared_expert", "routed_expert")
+    }
+    if forms["shared_expert"] - forms["routed_expert"]:
+        yield (
+            Level.WARN,
+            "start SGLang with --disable-shared-experts-fusion: shared experts are stored in another format",
+        )
     if f.shape.indexer is not None:
         yield Level.WARN, "the DSA indexer looks for weight_scale_inv, the view has weight_scale: needs PR #37207"
 

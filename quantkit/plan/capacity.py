@@ -52,9 +52,10 @@ _NOT_WEIGHTS = frozenset({"weight_shape"})  # bookkeeping: read at load, never o
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor of a view.
+    """A tensor of a view, or several added up that differ in nothing named here.
 
     Attributes:
+        shape: of one of them; only the rows of an embedding matter.
         leaf: last component of the module (``q_a_proj``).
         part: suffix of the name (``weight_scale``).
         differs: a tensor of the decode view whose content is not also in the prefill view.

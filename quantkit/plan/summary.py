@@ -11,6 +11,7 @@ Keys besides those of ``Plan.summary``: ``output``, ``memory``, ``disk``, ``time
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ def summarise(
     except SourceError as problem:
         unknown = dict.fromkeys(("decode_reads", "kv_cache", "capacity", "engines"), str(problem))
         return {**result, **dict.fromkeys(unknown), "unknown": unknown}
-    tensors = {view: list(view_weights(plan, checkpoint, view)) for view in VIEWS}
+    tensors = {view: view_weights(plan, checkpoint, view) for view in VIEWS}
     kv = kv_bytes_per_token(shape)
     if chosen is not None:
         on_gpus = _capacity(
@@ -109,14 +110,28 @@ def summarise(
     }
 
 
-def view_weights(plan: Plan, checkpoint: Checkpoint, view: str) -> Iterator[Weight]:
-    """Every tensor of a view (``prefill`` or ``decode``), as capacity counts it."""
+def view_weights(plan: Plan, checkpoint: Checkpoint, view: str) -> list[Weight]:
+    """All tensors of a view (``prefill`` or ``decode``), those that capacity counts alike added up."""
+    totals: dict[tuple[Any, ...], int] = defaultdict(int)
+    for name, shape, nbytes, fate, differs in _view_tensors(plan, checkpoint, view):
+        module, _, part = name.rpartition(".")
+        rows = shape[:1] if fate.role is Role.EMBEDDING else ()
+        totals[fate.role, module[module.rfind(".") + 1 :], part, rows, fate.is_mtp, differs] += nbytes
+    return [
+        Weight(role, leaf, part, rows, nbytes, is_mtp, differs)
+        for (role, leaf, part, rows, is_mtp, differs), nbytes in totals.items()
+    ]
+
+
+def _view_tensors(
+    plan: Plan, checkpoint: Checkpoint, view: str
+) -> Iterator[tuple[str, tuple[int, ...], int, Fate, bool]]:
+    """Name, shape, bytes, fate, and whether the content is in the decode view only."""
     shards = plan.decode if view == "decode" else plan.prefill
     if not shards:  # the publisher's files as they are
         for name, info in checkpoint.tensors.items():
             fate = plan.fates[name]
-            differs = view == "decode" and fate.decode is not fate.prefill
-            yield _weight(name, info.shape, info.nbytes, fate, differs)
+            yield name, info.shape, info.nbytes, fate, view == "decode" and fate.decode is not fate.prefill
         return
     for shard in shards:
         for job in shard.jobs:
@@ -124,12 +139,7 @@ def view_weights(plan: Plan, checkpoint: Checkpoint, view: str) -> Iterator[Weig
             # FP8 derived for the rest is the same in both views; INT4 and BF16 exist in the decode view only.
             differs = view == "decode" and job.op in (Op.TO_INT4, Op.TO_BF16)
             for output in job.outputs:
-                yield _weight(output.name, output.shape, output.nbytes, fate, differs)
-
-
-def _weight(name: str, shape: tuple[int, ...], nbytes: int, fate: Fate, differs: bool) -> Weight:
-    module, _, part = name.rpartition(".")
-    return Weight(fate.role, module.rpartition(".")[2], part, shape, nbytes, fate.is_mtp, differs)
+                yield output.name, output.shape, output.nbytes, fate, differs
 
 
 def _output(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -256,6 +256,13 @@ def test_sglang_without_mixture_has_nothing_to_warn_of() -> None:
     )
 
 
+def test_sglang_may_fuse_shared_experts_of_the_same_format() -> None:
+    quantization = decode_config(targets=[r"re:.*mlp\.(shared_)?experts\..*_proj$"], mtp_layer=None)
+    messages = [f.message for f in at("glm-5.2-fp8", quantization, "sglang", 8)["mixed-precision"]]
+    assert not any("fusion" in m for m in messages)
+    assert len(messages) == 2
+
+
 def test_transformers() -> None:
     decode = at("glm-5.2-fp8", decode_config(), "transformers", 1)
     assert {f.level for found in decode.values() for f in found} == {Level.OK}

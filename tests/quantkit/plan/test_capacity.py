@@ -42,7 +42,7 @@ def view(model: str, quantized: tuple[Role, ...] = (), group_size: int = 32) -> 
         if (
             role.role in quantized
             and not role.is_mtp
-            and leaf.endswith(("_proj", "w1", "w2", "w3"))
+            and leaf.endswith(("_proj", "_with_mqa", "w1", "w2", "w3"))
             and leaf != "kv_b_proj"
         ):
             if role.part == "weight":
@@ -81,7 +81,7 @@ def test_bytes_per_token_of_glm_52() -> None:
 
 @pytest.mark.parametrize(
     ("quantized", "expected"),
-    [(ROUTED, 1.31506), (ALL_MLP, 1.38258), (ALL, 1.66067)],
+    [(ROUTED, 1.31506), (ALL_MLP, 1.38258), (ALL, 1.66876)],
     ids=["routed", "mlp", "all"],
 )
 def test_speed_up_bound_of_glm_52(quantized: tuple[Role, ...], expected: float) -> None:
