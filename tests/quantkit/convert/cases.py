@@ -1,0 +1,42 @@
+"""What the conversion tests share: a small plan, a run, and the digests of an artifact's core."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from quantkit.artifact import Artifact
+from quantkit.checkpoint import open_checkpoint
+from quantkit.convert import convert
+from quantkit.plan import Plan, build_plan
+from quantkit.recipe import default_recipe
+
+ATTACHED = ("README.md", "attachments/", "journal.jsonl")
+
+
+def plan_of(source: Path | str, **options: Any) -> Plan:
+    with open_checkpoint(source) as checkpoint:
+        return build_plan(checkpoint, default_recipe().with_options(**options))
+
+
+def run(
+    source: Path | str, out: Path, *, jobs: int | None = 2, max_memory: int | None = None, consume: bool = False,
+    on_progress: Any = None, **options: Any,
+) -> Artifact:  # fmt: skip
+    """Plan and convert."""
+    options.setdefault("method", "rtn")
+    with open_checkpoint(source) as checkpoint:
+        plan = build_plan(checkpoint, default_recipe().with_options(**options))
+        return convert(
+            plan, checkpoint, out, jobs=jobs, max_memory=max_memory, consume=consume, on_progress=on_progress
+        )
+
+
+def core_digests(artifact: Path) -> dict[str, str]:
+    """Path -> sha256 of every core file, read with nothing of ours."""
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(artifact.rglob("*"))
+        if path.is_file() and not (name := path.relative_to(artifact).as_posix()).startswith(ATTACHED)
+    }
