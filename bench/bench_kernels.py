@@ -2,8 +2,8 @@
 
     python bench/bench_kernels.py [--rows 2048] [--columns 6144] [--twin] [--json FILE]
 
-Gelem/s = 1e9 weights per second of the thread's processor time, best of several runs on one GLM-5.2-shaped expert projection. Each instruction-set
-level of the native library is timed; ``--twin`` adds the torch twin (slow).
+Gelem/s = 1e9 weights per second of the thread's processor time, best of several runs on one GLM-5.2-shaped expert
+projection. Each instruction-set level of the native library is timed; ``--twin`` adds the torch twin (slow).
 """
 
 from __future__ import annotations
