@@ -34,7 +34,9 @@ def planned(
             out.say(f"reading the headers of {found.source} on the Hub")
         with api.open(found.source, revision=found.revision) as checkpoint:
             recipe = choice.recipe if choice.recipe is not None else found.recipe
-            yield checkpoint, api.plan(checkpoint, recipe=recipe, **choice.fields)
+            made = api.plan(checkpoint, recipe=recipe, **choice.fields)
+            out.detail(f"recipe {made.recipe.name}, family {made.family}, plan {made.plan_id}")
+            yield checkpoint, made
         return
     if choice.given or revision is not None:
         options = ", ".join([*choice.given, *(["--revision"] if revision is not None else [])])

@@ -10,7 +10,7 @@ from ..options import output_options
 @command(
     "env",
     Example("the block to paste into a bug report", "quantkit env"),
-    Example("one figure for a script", "quantkit env --json | jq .kernels.backend"),
+    Example("one figure for a script", "quantkit env --json | jq .kernels.name"),
     short_help="Show versions, kernels, hardware and settings for a bug report.",
 )
 @output_options
