@@ -159,7 +159,7 @@ class Choice:
         recipe: name or file, None: the one for the source.
         fields: recipe fields that were given, by their own name (``Recipe.with_options``).
         max_memory: bytes, of the run and not of the recipe.
-        given: the options as typed, for messages.
+        given: the options that decide something about the plan, as typed, for messages.
     """
 
     recipe: str | None
@@ -179,7 +179,7 @@ def recipe_options(function: F) -> F:
         fields = {_FIELDS.get(n, n): v for n, v in set_values.items() if n not in _NOT_FIELDS}
         if "group_size" in fields:
             fields["group_size"] = int(fields["group_size"])
-        given = tuple("--" + n.replace("_", "-") for n in set_values if n != "max_memory")
+        given = tuple("--" + n.replace("_", "-") for n in set_values if n not in ("max_memory", "w4"))
         choice = Choice(values["recipe"], fields, values["max_memory"], given)
         return function(*args, choice=choice, **kwargs)
 
