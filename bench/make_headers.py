@@ -2,10 +2,9 @@
 
     python bench/make_headers.py FACTS OUT [--shard-gib 5]
 
-FACTS is one of the compact fact files in tests/data/facts (they list every tensor pattern of a published
-checkpoint). The files have their published size but occupy almost no disk (holes read as zeros), so a
-705 GiB checkpoint can be planned on a laptop. Shards are filled in string order of names, as the GLM
-repositories are.
+FACTS names a table in tests/data/facts (it lists every tensor pattern of a published checkpoint). The files have
+their published size but occupy almost no disk (holes read as zeros), so a 705 GiB checkpoint can be planned on a
+laptop. Shards are filled in string order of names, as the GLM repositories are.
 """
 
 from __future__ import annotations
@@ -20,17 +19,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from quantkit.safetensors_header import render_header
 from quantkit.scheme import OutputTensor
-from tests.facts import load_facts
+from tests.facts import expand
+from tests.facts import facts as load_table
 
 
-def write_sparse(facts_path: Path, out: Path, shard_bytes: int) -> tuple[int, int, int]:
+def write_sparse(table_name: str, out: Path, shard_bytes: int) -> tuple[int, int, int]:
     """Write the sparse checkpoint; returns (tensor bytes, tensors, shards)."""
-    facts = load_facts(facts_path)
+    table = load_table(table_name)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(facts.config))
+    (out / "config.json").write_text(json.dumps(table["config"]))
     shards: list[list[OutputTensor]] = [[]]
     used = total = 0
-    for tensor in sorted(facts.tensors(), key=lambda t: t.name):
+    tensors = [OutputTensor(name, entry["dtype"], tuple(entry["shape"])) for entry, name in expand(table)]
+    for tensor in sorted(tensors, key=lambda t: t.name):
         if shards[-1] and used + tensor.nbytes > shard_bytes:
             shards.append([])
             used = 0
@@ -52,7 +53,7 @@ def write_sparse(facts_path: Path, out: Path, shard_bytes: int) -> tuple[int, in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("facts", type=Path)
+    parser.add_argument("facts")
     parser.add_argument("out", type=Path)
     parser.add_argument("--shard-gib", type=float, default=5.0)
     a = parser.parse_args()
