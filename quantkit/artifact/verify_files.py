@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import defaultdict
@@ -14,7 +15,7 @@ from .artifact import Artifact
 from .attachments import read_attachments
 from .canonical import hash_file
 from .findings import Findings, Section
-from .layout import ATTACHMENTS, JOURNAL, MANIFEST, MODEL_CARD, TENSORS, VIEWS
+from .layout import ATTACHMENTS, JOURNAL, MANIFEST, MODEL_CARD, PROVENANCE, TENSORS, VIEWS
 from .manifest import FileEntry
 from .place import Way, place_file
 from .progress import OnProgress, Progress
@@ -137,11 +138,26 @@ def check_attachments(artifact: Artifact, findings: Findings) -> None:
                 section.problem("is missing", path)
             elif hash_file(target)[0] != sha256:
                 section.problem("has another digest than the list of attachments says", path)
+        if f"{ATTACHMENTS}/{PROVENANCE}" in entries:
+            _check_provenance(artifact, section)
         folder = artifact.path / ATTACHMENTS
         for found in sorted(folder.rglob("*")) if folder.is_dir() else ():
             name = found.relative_to(artifact.path).as_posix()
             if found.is_file() and name not in entries and name != f"{ATTACHMENTS}/attachments.json":
                 section.problem("is not in the list of attachments", name)
+
+
+def _check_provenance(artifact: Artifact, section: Section) -> None:
+    """The statement speaks of this manifest; nothing else covers the manifest's own bytes."""
+    where = f"{ATTACHMENTS}/{PROVENANCE}"
+    try:
+        subjects = json.loads((artifact.path / where).read_bytes())["subject"]
+        stated = {subject["name"]: subject["digest"]["sha256"] for subject in subjects}
+    except (OSError, ValueError, KeyError, TypeError):
+        section.problem("is not a provenance statement", where)
+        return
+    if stated.get(MANIFEST) != hash_file(artifact.path / MANIFEST)[0]:
+        section.problem("was made for another manifest.json than the one here", where)
 
 
 def check_marks(artifact: Artifact, findings: Findings) -> None:
