@@ -228,7 +228,9 @@ def test_wrong_source(made: Path, source: Path, tmp_path: Path) -> None:
     assert any("not in the source" in p.detail for p in verify_artifact(made, against=fewer, quick=True).problems)
 
 
-@pytest.mark.parametrize("content", [None, b"{", b"[]", b"{}", b'{"format_version": 1}', b'{"format_version": 99}'])
+@pytest.mark.parametrize(
+    "content", [None, b"{", b"[]", b"{}", b'{"format_version": 1}', b'{"format_version": 99}']
+)
 def test_not_an_artifact_at_all(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / MANIFEST).write_bytes(content)
