@@ -225,7 +225,8 @@ def test_file_size_limit(source: Path, tmp_path: Path) -> None:
 
     done = subprocess.run(
         [sys.executable, "-c", code, source, tmp_path / "out"],
-        cwd=ROOT, preexec_fn=limit, capture_output=True, text=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=ROOT, preexec_fn=limit, capture_output=True, text=True,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.returncode == 4, done.stderr
     assert "no space left" in done.stdout

@@ -51,8 +51,8 @@ def test_sound(made: Path, source: Path) -> None:
     report = verify_artifact(made, against=source, on_progress=events.append)
     assert report.ok and not any(check.skipped for check in report.checks)
     assert {check.name for check in report.checks} >= {
-        "manifest", "records", "files", "attachments", "marks", "headers of decode", "headers of prefill", "pairing",
-        "scales of decode", "scales of prefill", "error", "engines of decode", "source",
+        "manifest", "records", "files", "attachments", "marks", "headers of decode", "headers of prefill",
+        "pairing", "scales of decode", "scales of prefill", "error", "engines of decode", "source",
     }  # fmt: skip
     assert events[-1].done_bytes == events[-1].total_bytes
     assert json.dumps(report.to_json())

@@ -2,10 +2,10 @@
 
     python -m tests.quantkit.convert.crash_driver SOURCE FOLDER SEED POINTS DELAYS
 
-First an undisturbed run, with every system call that writes counted. Then ``POINTS`` runs that kill themselves with
-SIGKILL at a call drawn by SEED (pwrite, write, fsync, fdatasync, rename: before it or half-way through it), and
-``DELAYS`` runs killed from outside after a random delay; each is run again until it ends. Prints JSON: a list of
-[what happened, number of kills, core digests].
+First an undisturbed run, with every system call that writes counted. Then ``POINTS`` runs that kill themselves
+with SIGKILL at a call drawn by SEED (pwrite, write, fsync, fdatasync, rename: before it or half-way through it),
+and ``DELAYS`` runs killed from outside after a random delay; each is run again until it ends. Prints JSON: a list
+of [what happened, number of kills, core digests].
 
 A process of its own because forking needs a parent without threads.
 """

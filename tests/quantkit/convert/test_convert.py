@@ -135,7 +135,10 @@ def raw(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     header.pop("__metadata__", None)
     base = 8 + size
     return {
-        name: (entry["dtype"], tuple(entry["shape"]), data[base + entry["data_offsets"][0] : base + entry["data_offsets"][1]])
+        name: (
+            entry["dtype"], tuple(entry["shape"]),
+            data[base + entry["data_offsets"][0] : base + entry["data_offsets"][1]],
+        )
         for name, entry in header.items()
     }  # fmt: skip
 

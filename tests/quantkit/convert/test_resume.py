@@ -28,7 +28,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_kill_at_any_point(source: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.quantkit.convert.crash_driver", source, tmp_path, "20", str(POINTS), str(DELAYS)],
+        [
+            sys.executable, "-m", "tests.quantkit.convert.crash_driver", source, tmp_path, "20",
+            str(POINTS), str(DELAYS),
+        ],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
