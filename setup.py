@@ -32,7 +32,7 @@ ISA_FLAGS = {
     ],
 }  # fmt: skip
 SOURCES = [f"{CSRC}/dispatch.cpp", f"{CSRC}/convert_portable.cpp", *ISA_FLAGS]
-HEADERS = [f"{CSRC}/{name}" for name in ("quantkit_kernels.h", "simd.h", "convert_impl.h")]
+HEADERS = [f"{CSRC}/{name}" for name in ("quantkit_kernels.h", "simd.h", "codec.h", "convert_impl.h")]
 
 
 def is_x86_64() -> bool:

@@ -87,10 +87,16 @@ class TorchTwin:
         return codes, scales
 
     def bf16_to_float32(self, bits: U16) -> F32:
-        return _from_bf16_bits(bits).numpy()
+        out = np.empty(bits.shape, np.float32)
+        for part in _tiles((bits.size, 1)):
+            out[part] = _from_bf16_bits(bits[part]).numpy()
+        return out
 
     def float32_to_bf16(self, values: F32) -> U16:
-        return _to_bf16_bits(_tensor(values)).numpy()
+        out = np.empty(values.shape, np.uint16)
+        for part in _tiles((values.size, 1)):
+            out[part] = _to_bf16_bits(_tensor(values[part])).numpy()
+        return out
 
 
 def _tiles(shape: tuple[int, ...]) -> Iterator[slice]:

@@ -1,0 +1,148 @@
+// Rows of stored weights to and from float32: e4m3, bf16, packed INT4. Part of convert_impl.h.
+#include "quantkit_kernels.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int CHUNK = 2048;           // columns; a multiple of W * 128
+constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest even integer
+constexpr float INT4_ZERO_SCALE = 0.0078125f;
+constexpr float FP8_ZERO_SCALE = 1.0f / 8388608.0f;
+constexpr int32_t INFINITE = 0x7f800000;
+
+QK_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+QK_INLINE bool any(vi mask) {
+    int32_t lanes = 0;
+    for (int i = 0; i < W; ++i) lanes |= mask[i];
+    return lanes != 0;
+}
+
+// e4m3 to float32, exact for every finite code and without denormal operands: those of exponent 0 are decoded with
+// exponent 1 and an implicit one, which is then taken off.
+QK_INLINE vf decode_e4m3(vb codes) {
+    const vi c = widen(codes);
+    const vi is_subnormal = (c & 0x78) == 0;
+    const vi exponent = (120 << 23) + (is_subnormal & (1 << 23));
+    const vf extra = number(is_subnormal & 0x3c800000);  // 2^-6
+    const vf size = number(((c & 0x7f) << 20) + exponent) - extra;
+    return number(bits(size) | ((c & 0x80) << 24));
+}
+
+// Nearest even e4m3, saturating; the sign of zero is kept.
+QK_INLINE vi encode_e4m3(vf x) {
+    const vf size = minf(number(magnitude(x)), splat(448.0f));
+    const vi u = bits(size);
+    const vi normal = ((u + 0x7ffff + ((u >> 20) & 1)) >> 20) - (120 << 3);
+    const vi subnormal = bits(size + 16384.0f) & 15;  // 2^14 has steps of 2^-9, those of e4m3's subnormals
+    return (size < splat(0.015625f) ? subnormal : normal) | ((bits(x) >> 24) & 0x80);
+}
+
+// Calls step(i, lanes) for every vector of [0, n): lanes is W but for the last.
+template <class Step>
+QK_INLINE void vectors(int64_t n, const Step& step) {
+    int64_t i = 0;
+    for (; i + W <= n; i += W) step(i, W);
+    if (i < n) step(i, int(n - i));
+}
+template <class V, class T>
+QK_INLINE V load_some(const T* p, int lanes) {
+    if (lanes == W) return load<V>(p);
+    V v{};
+    memcpy(&v, p, size_t(lanes) * sizeof *p);
+    return v;
+}
+template <class V, class T>
+QK_INLINE void store_some(T* p, V v, int lanes) {
+    memcpy(p, &v, size_t(lanes) * sizeof *p);
+}
+
+// Calls segment(start, length, index) for the parts of columns [column, column + n) that lie in one block.
+template <class Segment>
+QK_INLINE void segments(int64_t column, int64_t n, int64_t block, const Segment& segment) {
+    int64_t index = column / block, start = 0;
+    while (start < n) {
+        const int64_t length = smaller((index + 1) * block - column - start, n - start);
+        segment(start, length, index++);
+        start += length;
+    }
+}
+
+bool has_nan_code(const uint8_t* codes, int64_t n) {
+    uint8_t found = 0;
+    for (int64_t i = 0; i < n; ++i) found |= uint8_t((codes[i] & 0x7f) == 0x7f);
+    return found != 0;
+}
+
+int first_bad(const uint8_t* codes, const float* values, int64_t n, int64_t row, int64_t column, int64_t* where) {
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t u;
+        memcpy(&u, values + i, 4);
+        const bool is_nan_code = codes && (codes[i] & 0x7f) == 0x7f;
+        if (!is_nan_code && (u & 0x7fffffff) < INFINITE) continue;
+        where[0] = row, where[1] = column + i;
+        return is_nan_code ? QK_NAN_CODE : QK_NON_FINITE;
+    }
+    return QK_OK;
+}
+
+void fp8_read(const QkFp8& w, int64_t row, int64_t column, int64_t n, float* out) {
+    const uint8_t* codes = w.codes + row * w.stride + column;
+    const float* scales = w.scales + (w.row_offset + row) / w.block_rows * w.scale_stride;
+    segments(column, n, w.block_columns, [&](int64_t start, int64_t length, int64_t index) QK_LAMBDA {
+        const vf scale = splat(scales[index]);
+        vectors(length, [&](int64_t i, int lanes) QK_LAMBDA {
+            const vf x = decode_e4m3(load_some<vb>(codes + start + i, lanes)) * scale;
+            store_some(out + start + i, x, lanes);
+        });
+    });
+}
+
+void widen_bf16(const uint16_t* in, int64_t n, float* out) {
+    vectors(n, [&](int64_t i, int lanes) QK_LAMBDA {
+        store_some(out + i, from_bf16(widen(load_some<vh>(in + i, lanes))), lanes);
+    });
+}
+
+void narrow_bf16(const float* in, int64_t n, uint16_t* out) {
+    vectors(n, [&](int64_t i, int lanes) QK_LAMBDA {
+        store_some(out + i, to_halves(bf16_of(load_some<vf>(in + i, lanes))), lanes);
+    });
+}
+
+void plain_read(const QkPlain& w, int64_t row, int64_t column, int64_t n, float* out) {
+    const int64_t at = row * w.stride + column;
+    if (w.is_bf16)
+        widen_bf16(static_cast<const uint16_t*>(w.data) + at, n, out);
+    else
+        memcpy(out, static_cast<const float*>(w.data) + at, size_t(n) * 4);
+}
+
+// Eight nibbles, one in a byte, to a word, and back.
+QK_INLINE uint32_t pack8(uint64_t x) {
+    x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
+    x = (x | x >> 8) & 0x0000ffff0000ffffu;
+    return uint32_t(x | x >> 16);
+}
+QK_INLINE uint64_t unpack8(uint64_t x) {
+    x = (x | x << 16) & 0x0000ffff0000ffffu;
+    x = (x | x << 8) & 0x00ff00ff00ff00ffu;
+    return (x | x << 4) & 0x0f0f0f0f0f0f0f0fu;
+}
+
+void int4_read(const QkInt4& w, int64_t row, int64_t column, int64_t n, float* out) {
+    const uint32_t* words = w.packed + row * w.stride + column / 8;
+    const uint16_t* scales = w.scale + row * w.scale_stride;
+    uint64_t nibbles[CHUNK / 8];
+    for (int64_t i = 0; i < (n + 7) / 8; ++i) nibbles[i] = unpack8(words[i]);
+    const uint8_t* stored = reinterpret_cast<const uint8_t*>(nibbles);
+    segments(column, n, w.group_size, [&](int64_t start, int64_t length, int64_t index) QK_LAMBDA {
+        const vf scale = from_bf16(splati(scales[index]));
+        vectors(length, [&](int64_t i, int lanes) QK_LAMBDA {
+            const vi q = widen(load_some<vb>(stored + start + i, lanes)) - 8;
+            store_some(out + start + i, __builtin_convertvector(q, vf) * scale, lanes);
+        });
+    });
+}
+
+}  // namespace
