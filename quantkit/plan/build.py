@@ -132,12 +132,23 @@ class _Builder:
         self._check_quantizable(chosen)
         if self.recipe.decode.mtp == "quantize" and not any(r.is_mtp for r in self.modules.roles.values()):
             self.warnings.append("decode.mtp is quantize, but the source has no multi-token-prediction layers")
+        self._warn_of_exponent_scales(chosen)
         return {
             module: quantized(weight, self.scheme, self.recipe.decode)
             if module in chosen
             else decode_rest(weight, self.recipe.decode, self._derives_fp8(module))
             for module, weight in self.modules.weights.items()
         }
+
+    def _warn_of_exponent_scales(self, chosen: frozenset[str]) -> None:
+        """Scales stored as bare exponents pass through; the compressed-tensors layout knows float scales only."""
+        kept = (w for m, w in self.modules.weights.items() if m not in chosen and w.scale is not None)
+        odd = next((w.scale for w in kept if w.scale and w.scale.dtype == "F8_E8M0"), None)
+        if odd is not None and self.recipe.decode.rest == "fp8":
+            self.warnings.append(
+                f"{odd.name} and others are stored as F8_E8M0 exponents and kept so in the decode view; "
+                "engines that read float scales only need decode.rest: bf16"
+            )
 
     def _prefill_outcomes(self) -> dict[str, Outcome]:
         weights = self.modules.weights
