@@ -28,7 +28,7 @@ def matrix(name: str, array: NDArray[Any], *dtypes: Any) -> NDArray[Any]:
     is_tidy = array.flags.aligned and array.dtype.isnative and row >= 0 and row % array.itemsize == 0
     if is_tidy and (column == array.itemsize or array.shape[1] <= 1):
         return array
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")  # asarray would keep it unaligned
 
 
 def flat(name: str, array: NDArray[Any], dtype: Any) -> NDArray[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import quantkit_kernels as kernels
+from quantkit_kernels.arrays import matrix
 
 from .weights import bf16, fp8_codes, scales_for, spread
 
@@ -45,6 +46,13 @@ def test_any_layout_gives_the_bytes_of_the_plain_one(layout: str) -> None:
         expected = kernels.float_to_fp8(np.ascontiguousarray(arrange(weight)))
         got = kernels.float_to_fp8(arrange(weight))
         assert [g.tobytes() for g in got] == [e.tobytes() for e in expected]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_backends_get_aligned_rows(layout: str) -> None:
+    got = matrix("scales", LAYOUTS[layout](SCALES), np.float32)
+    assert got.flags.aligned and got.strides[1] == 4 and got.strides[0] >= 0 and got.strides[0] % 4 == 0
+    assert np.array_equal(got, LAYOUTS[layout](SCALES))
 
 
 def test_float16_is_widened() -> None:
