@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from quantkit.checkpoint.tensor import StoredWeight, TensorInfo
 from quantkit.checkpoint.weights import find_weights
-from quantkit.scheme import OutputTensor
+from quantkit.dtypes import tensor_bytes
 
 FOLDER = Path(__file__).parent / "data" / "facts"
 
@@ -67,33 +66,15 @@ def entries(name: str) -> Iterator[tuple[dict[str, Any], str]]:
     return expand(facts(name))
 
 
-@dataclass(frozen=True)
-class Facts:
-    """A table as a checkpoint's config and tensors."""
-
-    table: Mapping[str, Any]
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return dict(self.table["config"])
-
-    def tensors(self) -> Iterator[OutputTensor]:
-        for entry, name in expand(self.table):
-            yield OutputTensor(name, entry["dtype"], tuple(entry["shape"]))
-
-
-def load_facts(path: Path) -> Facts:
-    """A table by path."""
-    return Facts(json.loads(path.read_text()))
-
-
 def tensors(name: str) -> dict[str, TensorInfo]:
     """All tensors of a table, laid out in one imaginary file."""
     found: dict[str, TensorInfo] = {}
     offset = 0
-    for t in Facts(facts(name)).tensors():
-        found[t.name] = TensorInfo(t.name, t.dtype, t.shape, "model.safetensors", offset, t.nbytes)
-        offset += t.nbytes
+    for entry, full in entries(name):
+        shape = tuple(entry["shape"])
+        nbytes = tensor_bytes(entry["dtype"], shape)
+        found[full] = TensorInfo(full, entry["dtype"], shape, "model.safetensors", offset, nbytes)
+        offset += nbytes
     return found
 
 
