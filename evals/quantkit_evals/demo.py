@@ -7,7 +7,8 @@ Conversion and verification are the commands a user would type. The figures are 
     FP8         prefill view as a BF16 copy made by our dequantizer (transformers' own is wrong on partial blocks)
     INT4        decode view as such a copy: the same BF16 arithmetic, so only the weights differ
     INT4 as run decode view as it lies on disk, by transformers with compressed-tensors: INT4 experts decompressed,
-                FP8 linears with activations quantized at run time, as an engine would
+                FP8 linears with activations quantized at run time, as an engine would; loading in BF16,
+                transformers 5.17 also rounds the float32 block scales to BF16, which engines do not
 
 Running it again finds the artifact complete and only measures.
 """
@@ -109,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"± is one standard error over {blocks} blocks of {BLOCK_TOKENS} tokens; nll and KL in nats per token.")
     print(
         "FP8 and INT4 differ in weights only (BF16 arithmetic). In 'INT4 as run' compressed-tensors also\n"
-        "quantizes the activations of the FP8 linears at run time, as engines do."
+        "quantizes the activations of the FP8 linears at run time, as engines do, and transformers rounds their\n"
+        "block scales to BF16."
     )
     return 0
 

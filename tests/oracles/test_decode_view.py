@@ -90,17 +90,17 @@ def test_every_tensor_decompresses_to_our_bits(model, options, artifact):
 def test_bf16_rest_gives_the_logits_of_our_dequantized_weights(model, artifact, tmp_path):
     view = artifact(model, rest="bf16").decode.path
     theirs, ours = load_model(view), load_model(write_bf16_copy(view, tmp_path / "bf16"))
-    blocks = torch.from_numpy(token_blocks(view, num_blocks=3, block_tokens=192))  # beyond index_topk: sparse
+    blocks = torch.from_numpy(token_blocks(view, num_blocks=1, block_tokens=192))  # beyond index_topk: sparse
     with torch.inference_mode():
         assert torch.equal(theirs(blocks).logits, ours(blocks).logits)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_fp8_rest_loads_with_the_right_weights(model, artifact, tmp_path):
+def test_fp8_rest_loads_the_right_weights_and_runs_close_to_them(model, artifact, tmp_path):
     """Weight by weight; linears in FP8 stay FP8 in the model, experts are decompressed to BF16.
 
     transformers 5.17 casts the float32 block scales to the dtype of the model, here BF16: what runs there is not
-    quite what is stored. Loaded in float32 they are exact.
+    quite what is stored (the next test loads them exactly).
     """
     view = artifact(model).decode.path
     theirs, ours = load_model(view), load_model(write_bf16_copy(view, tmp_path / "bf16"))
@@ -117,18 +117,21 @@ def test_fp8_rest_loads_with_the_right_weights(model, artifact, tmp_path):
         else:
             assert torch.equal(value.float(), mine.float()), name
     assert num_fp8 > 0
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_fp8_rest_runs_close_to_its_weights(model, artifact, tmp_path):
-    """With an FP8 rest compressed-tensors quantizes activations at run time: near our BF16 copy, not equal."""
-    view = artifact(model).decode.path
-    theirs, ours = load_model(view), load_model(write_bf16_copy(view, tmp_path / "bf16"))
-    blocks = torch.from_numpy(token_blocks(view, num_blocks=1, block_tokens=128))
+    # activations are quantized at run time: near our BF16 copy, not equal
+    blocks = torch.from_numpy(token_blocks(view, num_blocks=1, block_tokens=96))
     with torch.inference_mode():
         p, q = ours(blocks).logits.float().log_softmax(-1), theirs(blocks).logits.float().log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1).mean()
     assert 0 < kl < 0.01
+
+
+def test_fp8_rest_in_float32_keeps_the_scales(artifact):
+    view = artifact("tiny-glm").decode.path
+    stored, state = read_view(view), load_model(view, dtype="float32").state_dict()
+    scales = [name for name in state if name.endswith(".weight_scale")]
+    assert scales
+    for name in scales:
+        assert torch.equal(state[name], stored[name]), name
 
 
 def test_mtp_layer_stays_as_published(artifact):
