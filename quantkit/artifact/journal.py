@@ -29,6 +29,7 @@ class Journal:
 
     Attributes:
         entries: what earlier runs wrote, without the fingerprint.
+        has_work: anything was finished, by them or by this run.
 
     Raises:
         EnvironmentProblem: another process works in the same directory, or the disk refuses.
@@ -47,8 +48,9 @@ class Journal:
                 _check_fingerprint(path, lines[0], fingerprint)
             else:  # nothing was done yet: whatever was begun here is not worth an error
                 self._truncate(0)
-                self.append(fingerprint)
+                self._write(fingerprint)
                 fsync_dir(path.parent)
+            self.has_work = len(lines) > 1
             self.entries: list[Entry] = lines[1:]  # lines[0] is the fingerprint
         except BaseException:
             self.close()
@@ -88,17 +90,16 @@ class Journal:
 
     def append(self, entry: Entry) -> None:
         """Write one line and make it durable; safe from many threads."""
+        self._write(entry)
+        self.has_work = True
+
+    def _write(self, entry: Entry) -> None:
         line = canonical_json(entry) + b"\n"
         with self._lock, disk_errors(self.path):
             view = memoryview(line)
             while view:
                 view = view[os.write(self._fd, view) :]
             os.fdatasync(self._fd)
-
-    def remove(self) -> None:
-        """Delete the file but keep the lock until ``close``: the work is done."""
-        self.path.unlink()
-        fsync_dir(self.path.parent)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -23,7 +23,7 @@ from ..errors import SourceError, UsageError
 from .canonical import READ_BYTES
 from .durable import disk_errors, fsync_dir
 from .layout import UNFINISHED_SUFFIX
-from .shard import pwrite_all, reserve
+from .shard import pwrite_all, reserve, start_writeback
 
 FICLONE = 0x40049409  # linux/fs.h, _IOW(0x94, 9, int)
 
@@ -94,6 +94,7 @@ def place_file(
         elif way is Way.HARDLINK:
             _link(source.resolve(), target)
             placed = _read_through(fd, source, before.st_size, tensors, None, on_bytes)
+            os.fdatasync(fd)  # a download of a moment ago may not be on the disk yet
         else:
             placed = _write(fd, source, target, way, before.st_size, tensors, on_bytes)
         after = os.fstat(fd)
@@ -153,6 +154,7 @@ def _read_through(
         slicer.update(piece, position)
         if out is not None:
             pwrite_all(out, piece, position)
+            start_writeback(out, position, count)
         position += count
         on_bytes(count)
     return PlacedFile(nbytes, whole.hexdigest(), slicer.digests())

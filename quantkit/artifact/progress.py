@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class Progress:
     """One event: bytes of work done or found done so far, of all there are, and what was being worked on.
 
-    ``stage`` is ``sources`` (files being read, hashed and placed), ``weights`` (tensors being converted) or
-    ``verify``. A conversion counts a source byte once for its digest and once for its conversion, so that the
-    ratio is honest about the time left.
+    ``stage`` is ``download``, ``sources`` (files being read, hashed and placed), ``weights`` (tensors being
+    converted) or ``verify``. A conversion counts a source byte once for its digest and once for its conversion,
+    and once more if it has to be downloaded, so that the ratio is honest about the time left.
     """
 
     stage: str

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..artifact.journal import Entry
-from ..errors import Interrupted
 from ..plan.fate import Shard
 from .ops import JobContext, run_job
 from .progress import OnProgress, Stopped, Ticker
@@ -67,6 +66,7 @@ class Executor:
         ]  # fmt: skip
         self._by_tensor = {weight.weight.name: weight for weight in checkpoint.weights().values()}
         self._rank = {file: rank for rank, file in enumerate(checkpoint.files)}
+        self._downloads = 0
 
     def restore(self) -> None:
         """Take over what the journal says is done."""
@@ -80,27 +80,26 @@ class Executor:
             if state.name in by_shard or state.path.exists():
                 state.restore(by_shard.get(state.name, ()))
                 self.sources.jobs_durable(state.shard.jobs[i] for i in state.results)
+        self._downloads = self.sources.ready()
 
     def run(self, on_progress: OnProgress | None) -> None:
         """Do all units that are left.
 
         Raises:
-            Interrupted: Ctrl-C; what is done is journalled.
+            KeyboardInterrupt: passed on; what is done is journalled.
             QuantkitError: the first problem of any thread; the others stop at their next tile.
         """
-        ticker = Ticker(self._total_bytes(), on_progress)
         units = deque(self.units())
-        ticker.add("weights", "resumed", ticker.total_bytes - sum(self._cost(unit) for unit in units))
+        work = self._total_bytes()
+        ticker = Ticker(work + self._downloads, on_progress)
+        ticker.add("weights", "resumed", work - sum(self._cost(unit) for unit in units))
         crew = _Crew(units, lambda unit: self._do(unit, ticker), ticker)
         try:
             crew.run(self._budget.workers)
         except KeyboardInterrupt:
             crew.stop()
             self._flush_all()
-            raise Interrupted(
-                "stopped by the user", where=str(self.target.work),
-                hint="Run the same command again: it resumes where it stopped",
-            ) from None  # fmt: skip
+            raise
         except BaseException:
             # Keep what is done; the first problem is what the user needs to hear of.
             with contextlib.suppress(Exception):
@@ -167,11 +166,13 @@ class Executor:
             state.finish()
             return
         for file in sorted({f for i in unit.jobs for f in self.sources.files_of(state.shard.jobs[i])}):
-            self.sources.fetch(file)
+            self.sources.fetch(file, ticker)
         context = self._context(state, ticker)
         writer = state.writer()
         for index in unit.jobs:
             state.done(index, run_job(state.shard.jobs[index], context, writer))
+        if state.digest is None:
+            writer.hurry()
 
     def _context(self, state: ShardState, ticker: Ticker) -> JobContext:
         return JobContext(

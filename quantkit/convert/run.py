@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..artifact.artifact import Artifact
 from ..artifact.attachments import write_first_attachments
 from ..artifact.layout import DECODE, PREFILL
-from ..errors import UsageError
+from ..errors import Interrupted, UsageError
 from ..plan.memory import choose_budget, widest_row_block
 from .executor import Executor
 from .finish import Finisher
@@ -54,7 +54,9 @@ def convert(
         EnvironmentProblem: disk, memory or permissions; a run after it resumes.
         Interrupted: Ctrl-C; resumable.
     """
-    out = Path.cwd() / out_dir  # not resolved: a symbolic link may be where the user wants it
+    out = Path.cwd() / out_dir
+    if out.is_symlink() and out.exists():  # the working directory must lie beside the real place to be renamed
+        out = out.resolve()
     mode = plan.recipe.prefill.place
     _check_options(plan, checkpoint, mode, consume)
     finished = finished_artifact(out, plan)
@@ -76,8 +78,13 @@ def convert(
         executor.run(on_progress)
         sources.check_unchanged()
         return _finish(plan, executor, target)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "stopped by the user", where=str(target.work),
+            hint="Run the same command again: it resumes where it stopped",
+        ) from None  # fmt: skip
     finally:
-        target.journal.close()
+        target.close()
 
 
 def _finish(plan: Plan, executor: Executor, target: Target) -> Artifact:

@@ -2,7 +2,8 @@
 
 One read of a file gives its digest, the digest of every tensor in it, and (where it is copied) the copy. A file is
 let go, from the page cache or with ``consume`` from the Hub cache, when it is placed and every job that reads it
-is journalled: a crash at any point still finds what it needs.
+is journalled: a crash at any point still finds what it needs. Should a resumed run need a consumed file once more
+(a torn output tensor is made again), it reads the copy in the view, after checking it, instead of downloading.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class SourceFiles:
             for job in shard.jobs:
                 self._users.update(self.files_of(job))
         self._locks = {file: threading.Lock() for file in checkpoint.files}
+        self._absent: set[str] = set()  # to be downloaded, while the work goes on
         self._users_lock = threading.Lock()
         # Pages that were warm before stay: dropping them would slow down whoever uses the source besides us.
         self._warm = {file for file in checkpoint.files if (path := self._stable_path(file)) and _is_cached(path)}
@@ -76,23 +78,58 @@ class SourceFiles:
         for file in self.placed:
             self._release(file)
 
-    def fetch(self, file: str) -> Path:
+    def ready(self) -> int:
+        """Call once all journal entries are taken over, before any work.
+
+        Returns:
+            Bytes that are left to download.
+        """
+        for file, placed in list(self.placed.items()):
+            target = self._target(file)
+            if target is None or self.checkpoint.local_path(file) is not None:
+                continue
+            if self._users[file] > 0 and not place_is_intact(target, placed.sha256):
+                del self.placed[file]
+                self._users[file] += 1
+            else:
+                self.checkpoint.adopt(file, target)
+        needed = (file for file in self.checkpoint.files if self._users[file] > 0)
+        self._absent = {file for file in needed if self.checkpoint.local_path(file) is None}
+        return sum(self.checkpoint.files[file].nbytes for file in self._absent)
+
+    def fetch(self, file: str, ticker: Ticker) -> Path:
         """Have a file on disk; the first to need it downloads it."""
         with self._locks[file]:
-            return self.checkpoint.fetch(file)
+            ticker.check()
+            if file not in self._absent:
+                return self.checkpoint.fetch(file)
+            left = self.checkpoint.files[file].nbytes
+
+            def count(nbytes: int) -> None:
+                nonlocal left
+                ticker.add("download", file, min(nbytes, left))
+                left -= min(nbytes, left)
+
+            path = self.checkpoint.fetch(file, count)
+            self._absent.discard(file)
+            count(left)
+            return path
 
     def place(self, file: str, ticker: Ticker) -> None:
         """Read a file in order, digest it, place it, journal it."""
-        path = self.fetch(file)
+        path = self.fetch(file, ticker)
         target = self._target(file)
         way = Way.REFERENCE
         if target is not None and self.view_dir is not None:
             way = choose_way(self._mode, path, self.view_dir, content_addressed=self.checkpoint.kind == "hub")
         placed = place_file(path, target, way, self._tensors[file], lambda n: ticker.add("sources", file, n))
-        self._check_etag(file, placed)
-        if self._consume and target is not None and not place_is_intact(target, placed.sha256):
+        self._check_etag(file, placed, path)
+        written = self._consume and way in (Way.COPY, Way.CLONE)  # a hard link is what was just read
+        if written and target is not None and not place_is_intact(target, placed.sha256):
             raise EnvironmentProblem("reads back other bytes than were written", where=str(target),
                                      hint="Check the disk; nothing was deleted")  # fmt: skip
+        if target is not None:
+            self.checkpoint.adopt(file, target)
         self.placed[file] = placed
         self._journal.append({
             "kind": "source", "file": file, "nbytes": placed.nbytes, "sha256": placed.sha256,
@@ -100,11 +137,11 @@ class SourceFiles:
         })  # fmt: skip
         self._release(file)
 
-    def _check_etag(self, file: str, placed: PlacedFile) -> None:
+    def _check_etag(self, file: str, placed: PlacedFile, path: Path) -> None:
         etag = self.checkpoint.files[file].etag
         if etag and _SHA256.fullmatch(etag) and etag != placed.sha256:
             raise SourceError(f"has sha256 {placed.sha256}, the hub states {etag}", where=file,
-                              hint="The download is damaged: delete it from the Hub cache")  # fmt: skip
+                              hint=f"The download is damaged: delete {path} and run again")  # fmt: skip
 
     def jobs_durable(self, jobs: Iterable[Job]) -> None:
         """Jobs were journalled; lets go of files that nothing needs any more."""
@@ -146,20 +183,25 @@ class SourceFiles:
         return frozenset(path for file in self.placed if (path := self._target(file)) is not None)
 
     def space_needed(self) -> int:
-        """Upper bound of the bytes that placing (or downloading) the rest will take on the target's disk."""
+        """Upper bound of the bytes that placing and downloading the rest will take on the target's disk."""
+        cache = self.checkpoint.download_dir
+        shared = cache is not None and cache.stat().st_dev == self._journal.path.stat().st_dev
         total = 0
         for file, info in self.checkpoint.files.items():
             path = self.checkpoint.local_path(file)
             target = self._target(file)
             if file in self.placed:
                 continue
-            if path is None:
+            if path is None and shared:
                 total += info.nbytes
-            elif target is not None:
-                way = choose_way(
-                    self._mode, path, target.parent, content_addressed=self.checkpoint.kind == "hub"
-                )  # fmt: skip
-                total += info.nbytes if way is Way.COPY else 0
+            if target is None or (path is None and cache is None):
+                continue
+            way = choose_way(
+                self._mode, path or cache or target, target.parent,
+                content_addressed=self.checkpoint.kind == "hub",
+            )  # fmt: skip
+            copied = way is Way.COPY and not (path is None and shared and self._consume)
+            total += info.nbytes if copied else 0
         return total
 
 

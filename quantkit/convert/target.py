@@ -6,6 +6,7 @@ step. So a directory without the suffix is always a finished artifact or none of
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -26,6 +27,7 @@ from ..artifact.layout import (
     PARTIAL_SUFFIX,
     PREFILL,
     PROVENANCE,
+    VIEWS,
 )
 from ..errors import ArtifactError, EnvironmentProblem, UsageError
 from ..units import format_bytes
@@ -42,6 +44,16 @@ class Target:
     out: Path
     work: Path
     journal: Journal
+
+    def close(self) -> None:
+        """Give up the lock; a working directory in which nothing was done goes away."""
+        if self.work.exists() and not self.journal.has_work:
+            with contextlib.suppress(OSError):  # files begun stay for the next run, and so does the directory
+                for view in VIEWS:
+                    (self.work / view).rmdir()
+                (self.work / JOURNAL).unlink()
+                self.work.rmdir()
+        self.journal.close()
 
     def publish(self) -> Artifact:
         """Rename the working directory to its final name; everything in it is durable by now."""
