@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -157,9 +157,21 @@ class Checkpoint:
         path = self._store.local_path(file)
         return None if path is None else path.resolve()
 
-    def fetch(self, file: str) -> Path:
-        """Path of a file, links resolved, downloaded first where needed."""
-        return self._store.fetch(file).resolve()
+    def fetch(self, file: str, on_bytes: Callable[[int], None] | None = None) -> Path:
+        """Path of a file, links resolved, downloaded first where needed.
+
+        ``on_bytes`` is told the bytes as they arrive, and 0 now and then while waiting; it may raise to stop.
+        """
+        return self._store.fetch(file, on_bytes).resolve()
+
+    def adopt(self, file: str, path: Path) -> None:
+        """Name a checked copy of a hub file, to be read instead of the network once the cache lacks the file."""
+        self._store.adopt(file, path)
+
+    @property
+    def download_dir(self) -> Path | None:
+        """Existing folder on the disk that downloads go to; None for local sources."""
+        return self._store.download_dir
 
     def release(self, file: str) -> None:
         """Drop the file's pages from the page cache."""

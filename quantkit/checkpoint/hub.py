@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -73,6 +73,7 @@ class HubStore:
         self._retry = retry or Retry()
         self._cache = RepoCache(self._settings.cache_dir, self.repo)
         self._closed = False
+        self._copies: dict[str, Path] = {}
         self.revision: str
         self.revision, listed = self._offline() if self._settings.offline else self._online()
         names = [check_name(name, self.repo) for name in sorted(listed)]
@@ -108,7 +109,7 @@ class HubStore:
                 f"has {file.size:,} bytes; bytes {offset:,} to {offset + len(view):,} are needed",
                 where=f"{self.repo}/{name}",
             )
-        path = self._cache.find(self.revision, name, file)
+        path = self._find(name, file)
         if path is None and file.size <= _CACHED_WHOLE and not name.endswith(".safetensors"):
             path = self.fetch(name)
         if path is not None:
@@ -119,22 +120,33 @@ class HubStore:
 
     def local_path(self, name: str, download: bool = False) -> Path | None:
         """Path of the complete file in the cache; downloads it when asked to, else None without one."""
-        return self.fetch(name) if download else self._cache.find(self.revision, name, self._file(name))
+        return self.fetch(name) if download else self._find(name, self._file(name))
 
-    def fetch(self, name: str) -> Path:
-        """Have the complete file in the cache; resumes a broken download."""
+    def fetch(self, name: str, on_bytes: Callable[[int], None] | None = None) -> Path:
+        """Have the complete file in the cache (or adopted); resumes a broken download. See ``FileStore.fetch``."""
         file = self._file(name)
-        path = self._cache.find(self.revision, name, file)
+        path = self._find(name, file)
         if path is not None:
             return path
         self._need_network(name)
-        path = download(self._reader, self._cache, name, file)
+        path = download(self._reader, self._cache, name, file, on_bytes)
         self._cache.write_ref(self._wanted, self.revision)
         return path
 
+    def adopt(self, name: str, path: Path) -> None:
+        """Read the file at ``path`` when the cache does not hold it (any more)."""
+        self._file(name)
+        self._copies[name] = path
+
+    @property
+    def download_dir(self) -> Path:
+        """The cache, or what exists of the way to it."""
+        folder = self._settings.cache_dir
+        return next(path for path in (folder, *folder.parents) if path.is_dir())
+
     def drop_cache(self, name: str) -> None:
         """Let the operating system forget the pages of the local copy."""
-        path = self._cache.find(self.revision, name, self._file(name))
+        path = self._find(name, self._file(name))
         if path is None or not hasattr(os, "posix_fadvise"):
             return
         fd = os.open(path, os.O_RDONLY)
@@ -158,6 +170,12 @@ class HubStore:
             return self._files[name]
         except KeyError:
             raise SourceError(f"has no file {name!r}", where=f"{self.repo}@{self.revision}") from None
+
+    def _find(self, name: str, file: HubFile) -> Path | None:
+        """The complete copy on disk: in the cache, else the adopted one."""
+        path = self._cache.find(self.revision, name, file)
+        copy = self._copies.get(name)
+        return copy if path is None and copy is not None and copy.is_file() else path
 
     def _need_network(self, name: str) -> None:
         if self._settings.offline:

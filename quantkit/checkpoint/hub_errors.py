@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 _TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d+)")
+_SLICE_S = 0.2  # of a wait, so that Ctrl-C and other threads' errors are noticed
 _NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
@@ -44,18 +45,28 @@ class Retry:
     longest_wait_s: float = 8.0
     longest_asked_s: float = 300.0
 
-    def pause(self, failures: int, error: BaseException) -> None:
-        """Wait before the next attempt: as long as the server asks, else exponentially with jitter."""
+    def pause(self, failures: int, error: BaseException, on_wait: Callable[[], None] | None = None) -> None:
+        """Wait before the next attempt: as long as the server asks, else exponentially with jitter.
+
+        ``on_wait`` is called several times a second; it may raise to end the wait.
+        """
         wait = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
         asked = _retry_after(error)
-        time.sleep(wait * random.uniform(0.75, 1.25) if asked is None else asked)
+        end = time.monotonic() + (wait * random.uniform(0.75, 1.25) if asked is None else asked)
+        while (left := end - time.monotonic()) > 0:
+            if on_wait is not None:
+                on_wait()
+            time.sleep(min(left, _SLICE_S))
 
     def gives_up(self, failures: int, error: BaseException) -> bool:
         """Whether the error stands now."""
         asked = _retry_after(error) or 0.0
         return failures >= self.attempts or asked > self.longest_asked_s or not is_transient(error)
 
-    def call(self, action: Callable[[], T], repo: str, revision: str, file: str | None = None) -> T:
+    def call(
+        self, action: Callable[[], T], repo: str, revision: str, file: str | None = None, *,
+        on_wait: Callable[[], None] | None = None,
+    ) -> T:  # fmt: skip
         """Run ``action`` until it succeeds; its last error is translated by ``explain``."""
         failures = 0
         while True:
@@ -67,7 +78,7 @@ class Retry:
                 failures += 1
                 if self.gives_up(failures, error):
                     raise explain(error, repo, revision, file, failures) from error
-                self.pause(failures, error)
+                self.pause(failures, error, on_wait)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -63,10 +63,13 @@ class RangeReader:
 
         self.stream(name, size, offset, offset + len(buffer), keep)
 
-    def stream(self, name: str, size: int, start: int, stop: int, sink: Callable[[bytes], None]) -> None:
+    def stream(
+        self, name: str, size: int, start: int, stop: int, sink: Callable[[bytes], None],
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """Hand bytes ``start`` to ``stop`` of a file to ``sink``, in order, each byte once.
 
-        Errors of ``sink`` pass through unchanged.
+        Errors of ``sink``, and of ``on_wait`` (called while waiting for the next attempt), pass through unchanged.
 
         Raises:
             SourceError: the file is gone, not open to the user, or shorter than the listing says.
@@ -88,7 +91,7 @@ class RangeReader:
                         failures = 1 if at - before >= PROGRESS else failures + 1
                         if self.retry.gives_up(failures, error):
                             raise explain(error, self.repo, self.commit, name, failures) from error
-                        self.retry.pause(failures, error)
+                        self.retry.pause(failures, error, on_wait)
                         break
                     if data is None:
                         break

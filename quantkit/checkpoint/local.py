@@ -14,7 +14,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ class LocalStore:
 
     revision: str | None = None
     parallel_reads = 1
+    download_dir: Path | None = None
 
     def __init__(
         self,
@@ -124,9 +125,12 @@ class LocalStore:
     def local_path(self, name: str, download: bool = False) -> Path | None:
         return self.fetch(name)
 
-    def fetch(self, name: str) -> Path:
+    def fetch(self, name: str, on_bytes: Callable[[int], None] | None = None) -> Path:
         self._check(name)
         return self.root / name
+
+    def adopt(self, name: str, path: Path) -> None:
+        self._check(name)
 
     def drop_cache(self, name: str) -> None:
         if hasattr(os, "posix_fadvise"):

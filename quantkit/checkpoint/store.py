@@ -10,7 +10,7 @@ for or raises; names are those of ``names()``, with ``/`` as separator, never ab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -68,8 +68,22 @@ class FileStore(Protocol):
         """Path of the complete file on disk; None when it is not there and ``download`` is False."""
         ...
 
-    def fetch(self, name: str) -> Path:
-        """Have the complete file on disk and return its path (resumes a broken download)."""
+    def fetch(self, name: str, on_bytes: Callable[[int], None] | None = None) -> Path:
+        """Have the complete file on disk and return its path (resumes a broken download).
+
+        ``on_bytes`` is told the length of every piece as it arrives, and 0 now and then while waiting; it may
+        raise to stop.
+        """
+        ...
+
+    def adopt(self, name: str, path: Path) -> None:
+        """Take note of another copy of the file, checked by the caller: with a hub source, it is read, rather than
+        the network, when the cache does not hold the file. Nothing for local sources."""
+        ...
+
+    @property
+    def download_dir(self) -> Path | None:
+        """Existing folder on the disk that downloads go to; None when nothing is ever downloaded."""
         ...
 
     def drop_cache(self, name: str) -> None:

@@ -57,7 +57,7 @@ def test_damaged_bytes_of_an_earlier_attempt_are_found_and_dropped(hub: HubServe
     [part] = (cached(tmp_path) / "blobs").glob("*.incomplete")
     part.write_bytes(b"\0" * MIB)
     store = HubStore(REPO, retry=QUICK)
-    with pytest.raises(EnvironmentProblem, match="sha256"):
+    with pytest.raises(SourceError, match="sha256"):
         store.fetch(SHARD)
     assert store.local_path(SHARD) is None
     assert store.fetch(SHARD).read_bytes() == SHARD_BYTES
