@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 READ_BYTES = 8 << 20
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def canonical_json(value: Any) -> bytes:
     """The one byte string for a JSON value; raises ValueError for NaN, Infinity or what JSON can't hold."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "surrogatepass")
+    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
 
 
 def readable_json(value: Any) -> bytes:

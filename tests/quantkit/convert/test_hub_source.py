@@ -115,7 +115,7 @@ def test_consume_deletes_nothing_that_does_not_read_back(
 ) -> None:
     monkeypatch.setattr(sources_module, "place_is_intact", lambda path, sha256: False)
     with pytest.raises(Exception, match="nothing was deleted"):
-        run(NAME, tmp_path / "out", consume=True, jobs=1)
+        run(NAME, tmp_path / "out", consume=True, place="copy", jobs=1)
     assert blobs(tmp_path)
 
 
