@@ -16,7 +16,7 @@ from .artifact import Artifact
 from .findings import Check, Findings, VerifyReport
 from .progress import OnProgress
 from .verify_files import check_attachments, check_files, check_identity, check_marks
-from .verify_numbers import check_engines, check_errors, check_scales
+from .verify_numbers import check_engines, check_errors, check_scales, check_transforms
 from .verify_records import Accounts, check_headers, check_pairing, check_records
 from .verify_source import check_source
 
@@ -77,3 +77,4 @@ def _check_views(
         if not view.is_reference:
             check_scales(view, findings)
     check_errors(artifact, findings, accounts)
+    check_transforms(artifact, findings, accounts)

@@ -63,6 +63,37 @@ def check_errors(artifact: Artifact, findings: Findings, accounts: Accounts) -> 
                 section.problem(problem.what, problem.where)
 
 
+def check_transforms(artifact: Artifact, findings: Findings, accounts: Accounts) -> None:
+    """Derive a sample of the decode view's BF16 tensors from the prefill view again: the same bits."""
+    derived = [
+        record for record in accounts.records.values()
+        if record.decode.action == "transform" and record.decode.relative_error is None
+        and len(record.decode.outputs) == 1 and record.name.endswith(".weight")
+    ]  # fmt: skip
+    if not derived or artifact.prefill.is_reference:
+        return
+    with findings.section("transforms") as section:
+        sample = random.Random(artifact.manifest.pair_id).sample(derived, min(SAMPLE, len(derived)))
+        section.summary = f"{len(sample)} of {len(derived):,} derived tensors are what deriving them gives"
+        for record in sample:
+            try:
+                _check_transform(artifact, record.name.rpartition(".")[0], section)
+            except QuantkitError as problem:
+                section.problem(problem.what, problem.where)
+
+
+def _check_transform(artifact: Artifact, module: str, section: Section) -> None:
+    import quantkit_kernels as kernels
+
+    source = RowReader(artifact.prefill.tensors, artifact.prefill[module].stored)
+    result = RowReader(artifact.decode.tensors, artifact.decode[module].stored)
+    for start, stop in row_tiles(source.weight.shape[0], row_nbytes(source.weight), 1, _TILE_BYTES):
+        bits = kernels.float32_to_bf16(source.float32(start, stop))
+        if bits.tobytes() != result.codes(start, stop).tobytes():
+            section.problem(f"rows {start} to {stop} are not the prefill view's numbers in BF16", module)
+            return
+
+
 def _check_error(artifact: Artifact, record: TensorRecord, section: Section) -> None:
     module = record.name.rpartition(".")[0]
     prefill, decode = artifact.prefill[module], artifact.decode[module]

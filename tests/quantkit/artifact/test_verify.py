@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -200,6 +201,26 @@ def test_nan_scale_with_matching_digests(copy: Path) -> None:
     rehash(copy, name)
     problems = verify_artifact(copy).problems
     assert any(p.name == "scales of decode" and tensor in str(p.where) for p in problems)
+
+
+def test_derived_tensor_with_matching_digests(tmp_path: Path) -> None:
+    """BF16 weights that are not the FP8 view's numbers are found, though every digest agrees."""
+    out = tmp_path / "out"
+    run(write_moe(tmp_path / "model", "qwen3_moe", layers=1), out, rest="bf16")
+    assert {"transforms"} <= {check.name for check in verify_artifact(out).checks}
+    lines = records(out)
+    module = "model.layers.0.self_attn.q_proj.weight"
+    path = next(p for p in sorted((out / "decode").glob("*.safetensors")) if module.encode() in p.read_bytes())
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    start, stop = (8 + size + edge for edge in json.loads(data[8 : 8 + size])[module]["data_offsets"])
+    data[start] ^= 1
+    path.write_bytes(data)
+    rehash(out, f"decode/{path.name}")
+    line = next(line for line in lines if line["name"] == module)
+    line["decode"]["outputs"] = {module: hashlib.sha256(data[start:stop]).hexdigest()}
+    write_records(out, lines)
+    assert ("transforms", module.removesuffix(".weight")) in found(out)
 
 
 def test_index_that_names_another_file(copy: Path) -> None:
