@@ -234,6 +234,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
+    disable_nagle_algorithm = True  # else each answer waits 40 ms for the client's delayed acknowledgement
     hub: HubServer
     place: str
 

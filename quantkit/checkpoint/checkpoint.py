@@ -212,17 +212,26 @@ def _read_headers(
     files: dict[str, FileInfo] = {}
     tensors: dict[str, TensorInfo] = {}
     with ThreadPoolExecutor(max(1, store.parallel_reads)) as pool:
-        for info, content in pool.map(lambda name: read_header(store, name), names):
-            files[info.name] = info
-            for tensor in content:
-                other = tensors.setdefault(tensor.name, tensor)
-                if other is not tensor:
-                    raise SourceError(
-                        f"tensor {tensor.name!r} stands in {other.file} as well",
-                        where=tensor.file,
-                        hint="Remove the file that does not belong to the checkpoint; quantkit does not choose.",
-                    )
+        try:
+            for info, content in pool.map(lambda name: read_header(store, name), names):
+                files[info.name] = info
+                for tensor in content:
+                    _add(tensors, tensor)
+        except BaseException:
+            store.close()  # whoever waits for a server (minutes, if it says so) stops, and Ctrl-C takes effect
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return MappingProxyType(files), MappingProxyType(tensors)
+
+
+def _add(tensors: dict[str, TensorInfo], tensor: TensorInfo) -> None:
+    other = tensors.setdefault(tensor.name, tensor)
+    if other is not tensor:
+        raise SourceError(
+            f"tensor {tensor.name!r} stands in {other.file} as well",
+            where=tensor.file,
+            hint="Remove the file that does not belong to the checkpoint; quantkit does not choose.",
+        )
 
 
 def _fingerprint(files: Mapping[str, FileInfo], config: bytes) -> str:

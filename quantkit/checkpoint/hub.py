@@ -116,7 +116,7 @@ class HubStore:
             _read_file(path, offset, view)
         elif len(view):
             self._need_network(name)
-            self._reader.readinto(name, file.size, offset, view)
+            self._reader.readinto(name, file.size, offset, view, self._check_open)
 
     def local_path(self, name: str, download: bool = False) -> Path | None:
         """Path of the complete file in the cache; downloads it when asked to, else None without one."""
@@ -129,7 +129,13 @@ class HubStore:
         if path is not None:
             return path
         self._need_network(name)
-        path = download(self._reader, self._cache, name, file, on_bytes)
+
+        def tell(count: int) -> None:
+            self._check_open()
+            if on_bytes is not None:
+                on_bytes(count)
+
+        path = download(self._reader, self._cache, name, file, tell)
         self._cache.write_ref(self._wanted, self.revision)
         return path
 
@@ -160,12 +166,17 @@ class HubStore:
         self._cache.consume(self.revision, name, self._file(name).etag)
 
     def close(self) -> None:
-        """Later reads are an error; the connections belong to huggingface_hub's shared client."""
+        """Later reads are an error, and those that wait for the server end with one; the connections belong to
+        huggingface_hub's shared client.
+        """
         self._closed = True
 
-    def _file(self, name: str) -> HubFile:
+    def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the checkpoint was closed before this read", where=self.repo)
+
+    def _file(self, name: str) -> HubFile:
+        self._check_open()
         try:
             return self._files[name]
         except KeyError:

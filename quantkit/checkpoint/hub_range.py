@@ -52,7 +52,9 @@ class RangeReader:
 
         return hf_hub_url(self.repo, name, revision=self.commit, endpoint=self.settings.endpoint)
 
-    def readinto(self, name: str, size: int, offset: int, buffer: memoryview) -> None:
+    def readinto(
+        self, name: str, size: int, offset: int, buffer: memoryview, on_wait: Callable[[], None] | None = None
+    ) -> None:
         """Fill ``buffer`` from ``offset`` of a file of ``size`` bytes."""
         at = 0
 
@@ -61,7 +63,7 @@ class RangeReader:
             buffer[at : at + len(data)] = data
             at += len(data)
 
-        self.stream(name, size, offset, offset + len(buffer), keep)
+        self.stream(name, size, offset, offset + len(buffer), keep, on_wait)
 
     def stream(
         self, name: str, size: int, start: int, stop: int, sink: Callable[[bytes], None],

@@ -67,12 +67,11 @@ def _fp8_rows(reader: RowReader, start: int, stop: int) -> NDArray[np.float32]:
 
     codes_RI = reader.codes(start, stop)
     nan_RI = (codes_RI & 0x7F) == 0x7F
-    if not nan_RI.any():
-        return reader.float32(start, stop)
+    has_nan = bool(nan_RI.any())
     assert reader.scales is not None  # our invariant: only PLAIN has none
-    clean_RI = np.where(nan_RI, np.uint8(0), codes_RI)
+    clean_RI = np.where(nan_RI, np.uint8(0), codes_RI) if has_nan else codes_RI
     values_RI = kernels.fp8_to_float32(clean_RI, reader.scales, reader.weight.block, row_offset=start)
-    return np.where(nan_RI, np.float32(np.nan), values_RI)
+    return np.where(nan_RI, np.float32(np.nan), values_RI) if has_nan else values_RI
 
 
 def _decode(raw: memoryview, dtype: str) -> Floats:

@@ -72,7 +72,7 @@ def test_inspect_reads_what_it_shows(case: HubCase) -> None:
     local = document(case.run("inspect", case.source, "--tensor", WEIGHT, "--json"))
     assert remote == local
     read = case.hub.served_bytes("*.safetensors") - before - 8 * (128 << 10)
-    assert 0 < read <= 2 * (128 * 256 + 8)  # codes and scales, twice at most: not the shard
+    assert 0 < read <= 2 * (128 * 256 + 8)  # two passes over codes and scales: not the shard
     assert not case.cached()
     missing = case.run("inspect", NAME, "--tensor", WEIGHT.replace("up_proj", "up_porj"))
     assert missing.code == 2 and "no tensor" in missing.message and "Did you mean" in missing.err
@@ -186,14 +186,16 @@ def test_breaks_and_busy_servers_are_gone_over(
         if not case.hub.faults:
             case.hub.fault(broken, "drop", after=size // 3, times=2)
             case.hub.fault(busy, "status", status=503, times=3)
-            case.hub.fault(busy, "status", status=502, times=2, where="hub")
+            case.hub.fault(busy, "status", status=502, where="hub")
             case.hub.fault(reset, "reset", after=200_000)
 
     case.at_body(arrange)
     assert case.convert(tmp_path / "out").code == 0
     assert same_core(tmp_path / "out", local_digests)
     assert [f.times for f in case.hub.faults] == [0, 0, 0, 0]
-    starts = [int((r.range or "=0-").partition("=")[2].partition("-")[0]) for r in case.bodies() if r.file == broken]
+    starts = [
+        int((r.range or "=0-").partition("=")[2].partition("-")[0]) for r in case.bodies() if r.file == broken
+    ]
     assert starts[0] == 0 < starts[1] < starts[2]  # each goes on where the last one broke
     assert sum(r.sent for r in case.bodies() if r.file == broken) < size * 1.2
 
@@ -294,10 +296,18 @@ def test_a_full_disk_stops_the_download(case: HubCase, local_digests: dict[str, 
     assert same_core(tmp_path / "out", local_digests)
 
 
+@pytest.mark.parametrize("what", ["headers", "weights"])
 def test_ctrl_c_is_noticed_while_waiting_for_the_server(
-    case: HubCase, local_digests: dict[str, str], tmp_path: Path
+    case: HubCase, local_digests: dict[str, str], tmp_path: Path, what: str
 ) -> None:
-    case.hub.fault(case.shards[3], "status", status=503, retry_after=60, times=9, where="hub")
+    def busy(name: str) -> None:
+        if name == case.shards[3] and child.poll() is None:
+            case.hub.fault(name, "status", status=503, retry_after=60)
+
+    if what == "headers":
+        case.hub.fault(case.shards[3], "status", status=503, retry_after=60, times=9)
+    else:
+        case.at_body(busy)
     child = program(case, "-j", "2", "-o", tmp_path / "out")
     try:
         deadline = time.monotonic() + 30
@@ -309,8 +319,9 @@ def test_ctrl_c_is_noticed_while_waiting_for_the_server(
         _, err = child.communicate(timeout=20)
     finally:
         child.kill()
-    assert child.returncode == 130 and "resumes where it stopped" in err, err
-    assert time.monotonic() - asked_to_stop < 10
+    assert time.monotonic() - asked_to_stop < 5
+    assert child.returncode == 130 and "Traceback" not in err, err
+    assert ("resumes where it stopped" in err) == (what == "weights"), err
     case.hub.faults.clear()
     assert case.convert(tmp_path / "out").code == 0
     assert same_core(tmp_path / "out", local_digests)
