@@ -13,6 +13,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,10 +77,11 @@ class Executor:
         for entry in entries:
             if entry["kind"] in ("jobs", "shard"):
                 by_shard.setdefault(entry["shard"], []).append(entry)
-        for state in self.states:
-            if state.name in by_shard or state.path.exists():
-                state.restore(by_shard.get(state.name, ()))
-                self.sources.jobs_durable(state.shard.jobs[i] for i in state.results)
+        begun = [state for state in self.states if state.name in by_shard or state.path.exists()]
+        with ThreadPoolExecutor(self._budget.workers) as pool:  # unfinished files are hashed again
+            list(pool.map(lambda state: state.restore(by_shard.get(state.name, ())), begun))
+        for state in begun:
+            self.sources.jobs_durable(state.shard.jobs[i] for i in state.results)
         self._downloads = self.sources.ready()
 
     def run(self, on_progress: OnProgress | None) -> None:
