@@ -165,7 +165,7 @@ class Finisher:
     def _config(self, view: str) -> None:
         config = self.plan.prefill_config if view == "prefill" else self.plan.decode_config
         if not self._is_source(view) and config is not None:
-            self._write(view_path(view, CONFIG), readable_json(config))
+            self._write(view_path(view, CONFIG), readable_json(config, constants=True))
 
     def _side_files(self, view: str) -> None:
         for side in self.checkpoint.side_files:

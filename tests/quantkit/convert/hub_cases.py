@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quantkit.cli.main import main
 from tests.hub_server import Fault, HubServer, Served
+from tests.quantkit.convert.cases import core_digests
 
 NAME = "acme/moe"
 HEADER = "bytes=0-131071"  # the request that reads a shard's header; shards of these tests are larger
 TOKEN = "hf_NeverToBeSeen"
+
+
+def same_core(out: Path, local: dict[str, str]) -> bool:
+    """Whether an artifact has these core digests; manifest.json is left out, since it names the source."""
+    return {name: sha256 for name, sha256 in core_digests(out).items() if name != "manifest.json"} == local
 
 
 class Result(NamedTuple):
@@ -29,6 +36,11 @@ class Result(NamedTuple):
         for never in ("Traceback", "signature", TOKEN, "http://"):
             assert never not in self.err + self.out
         return lines[0]
+
+
+def document(result: Result) -> Any:
+    """What ``--json`` printed."""
+    return json.loads(result.out)
 
 
 class HubCase:
@@ -48,8 +60,13 @@ class HubCase:
         self._read()
         return Result(main([str(a) for a in arguments]), *self._read())
 
+    @staticmethod
+    def command(out: Path, repo: str = NAME) -> tuple[str, ...]:
+        """The conversion that ``local_digests`` belongs to, by one worker."""
+        return ("convert", repo, "--w4", "--method", "rtn", "-j", "1", "-o", str(out))
+
     def convert(self, out: Path, *options: str | Path) -> Result:
-        return self.run("convert", NAME, "--w4", "--method", "rtn", "-j", "1", "-o", out, *options)
+        return self.run(*self.command(out), *options)
 
     def bodies(self, since: int = 0, repo: str = NAME) -> list[Served]:
         """Requests for weights beyond headers, from request number ``since`` on."""
