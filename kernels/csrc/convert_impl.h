@@ -9,22 +9,29 @@ namespace {
 
 QK_INLINE vf clamped_quotient(vf w, vf s) { return maxf(minf(w / s, splat(7.0f)), splat(-8.0f)); }
 
-// Sum over each of W groups of G weights of f(weight, group's scale); lane i is group i.
+// Sum over each of W groups of G weights of f(index of the weight, group's scale); lane i is group i.
 template <int G, class F>
-QK_INLINE vf group_sums(const float* w, const float* scales, const F& f) {
+QK_INLINE vf group_sums(const float* scales, const F& f) {
     return across<W>(
         Add{},
         [&](int i) QK_LAMBDA {
             const vf s = splat(scales[i]);
             return along<G / W, 1>(
-                Add{}, [&](int k) QK_LAMBDA { return f(load<vf>(w + i * G + k * W), s); }, 0);
+                Add{}, [&](int k) QK_LAMBDA { return f(i * G + k * W, s); }, 0);
         },
         0);
 }
 
-// Quantizes W groups of G weights, of which `groups` are written. False: one of them is not finite.
+QK_INLINE vf squared_error(vf w, vf s) {
+    const vf q = (clamped_quotient(w, s) + ROUND) - ROUND;
+    const vf d = w - s * q;
+    return d * d;
+}
+
+// Quantizes W groups of G weights, of which `groups` are written; `importance` belongs to these weights or is null.
+// False: one of them is not finite.
 template <int G>
-bool quantize_batch(const float* w, int groups, const QkInt4Out& out, int64_t group) {
+bool quantize_batch(const float* w, const float* importance, int groups, const QkInt4Out& out, int64_t group) {
     const vi top = across<W>(
         Max{},
         [&](int i) QK_LAMBDA {
@@ -37,21 +44,29 @@ bool quantize_batch(const float* w, int groups, const QkInt4Out& out, int64_t gr
 
     float scales[W];
     vf best_scale{}, best_error{};
-    for (int64_t c = 0; c < out.num_factors; ++c) {
-        const vf rounded = from_bf16(bf16_of(base * splat(out.factors[c])));
-        const vf scale = rounded == vf{} ? splat(INT4_ZERO_SCALE) : rounded;
-        store(scales, scale);
-        const vf error = group_sums<G>(w, scales, [](vf x, vf s) QK_LAMBDA {
-            const vf q = (clamped_quotient(x, s) + ROUND) - ROUND;
-            const vf d = x - s * q;
-            return d * d;
-        });
-        const vi is_better = c == 0 ? ~vi{} : error < best_error;
-        best_scale = is_better ? scale : best_scale;
-        best_error = is_better ? error : best_error;
+    const auto search = [&](const auto& term) QK_LAMBDA {
+        for (int64_t c = 0; c < out.num_factors; ++c) {
+            const vf rounded = from_bf16(bf16_of(base * splat(out.factors[c])));
+            const vf scale = rounded == vf{} ? splat(INT4_ZERO_SCALE) : rounded;
+            store(scales, scale);
+            const vf error = group_sums<G>(scales, term);
+            const vi is_better = c == 0 ? ~vi{} : error < best_error;
+            best_scale = is_better ? scale : best_scale;
+            best_error = is_better ? error : best_error;
+        }
+        store(scales, best_scale);
+    };
+    const auto plain = [&](int i, vf s) QK_LAMBDA { return squared_error(load<vf>(w + i), s); };
+    if (importance) {
+        search([&](int i, vf s) QK_LAMBDA { return plain(i, s) * load<vf>(importance + i); });
+        best_error = group_sums<G>(scales, plain);
+    } else {
+        search(plain);
     }
-    store(scales, best_scale);
-    const vf energy = group_sums<G>(w, scales, [](vf x, vf) QK_LAMBDA { return x * x; });
+    const vf energy = group_sums<G>(scales, [&](int i, vf) QK_LAMBDA {
+        const vf x = load<vf>(w + i);
+        return x * x;
+    });
     store_some(out.scale + group, to_halves(bf16_of(best_scale)), groups);
     store_some(out.error + group, best_error, groups);
     store_some(out.energy + group, energy, groups);
@@ -69,13 +84,15 @@ bool quantize_batch(const float* w, int groups, const QkInt4Out& out, int64_t gr
     return true;
 }
 
-// Quantizes n weights (whole groups, n <= CHUNK); `w` is padded here. False: one is not finite.
+// Quantizes n weights (whole groups, n <= CHUNK); `w` is padded here, `importance` has room. False: one is not finite.
 template <int G>
-bool quantize_chunk(float* w, int64_t n, const QkInt4Out& out, int64_t group) {
+bool quantize_chunk(float* w, const float* importance, int64_t n, const QkInt4Out& out, int64_t group) {
     const int64_t batch = int64_t(W) * G, padded = (n + batch - 1) / batch * batch;
     memset(w + n, 0, size_t(padded - n) * 4);
     for (int64_t i = 0; i < n; i += batch)
-        if (!quantize_batch<G>(w + i, int(smaller(n - i, batch) / G), out, group + i / G)) return false;
+        if (!quantize_batch<G>(w + i, importance ? importance + i : nullptr, int(smaller(n - i, batch) / G), out,
+                               group + i / G))
+            return false;
     return true;
 }
 
@@ -85,17 +102,19 @@ QK_INLINE int to_int4(int64_t rows, int64_t columns, const QkInt4Out& out, int64
                       const Codes& codes_at) {
     const int64_t g = out.group_size;
     if (g != 32 && g != 64 && g != 128) return QK_BAD_ARGUMENT;
-    float w[CHUNK];
+    float w[CHUNK], room[CHUNK] = {};
+    const float* importance = out.importance ? room : nullptr;
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t column = 0; column < columns; column += CHUNK) {
             const int64_t n = smaller(CHUNK, columns - column), group = row * (columns / g) + column / g;
             const uint8_t* codes = codes_at(row, column);
             read(row, column, n, w);
+            if (importance) memcpy(room, out.importance + column, size_t(n) * 4);
             bool is_good = !codes || !has_nan_code(codes, n);
             if (is_good)
-                is_good = g == 32   ? quantize_chunk<32>(w, n, out, group)
-                          : g == 64 ? quantize_chunk<64>(w, n, out, group)
-                                    : quantize_chunk<128>(w, n, out, group);
+                is_good = g == 32   ? quantize_chunk<32>(w, importance, n, out, group)
+                          : g == 64 ? quantize_chunk<64>(w, importance, n, out, group)
+                                    : quantize_chunk<128>(w, importance, n, out, group);
             if (!is_good) return first_bad(codes, w, n, row, column, where);
         }
     }

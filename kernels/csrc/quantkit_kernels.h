@@ -53,6 +53,7 @@ struct QkInt4Out {
     int64_t group_size;
     const float* factors;  // candidates of the scale search, see search.py
     int64_t num_factors;
+    const float* importance;  // [columns], what a squared error counts in the search; null: each counts 1
 };
 
 // The operations of one instruction set.

@@ -46,6 +46,16 @@ def float_matrix(name: str, array: NDArray[Any]) -> F32 | U16:
     return matrix(name, array, np.float32, np.uint16)
 
 
+def importance(array: F32, columns: int) -> F32:
+    """What a squared error counts in each column: finite and not negative."""
+    array = flat("importance", array, np.float32)
+    if array.shape != (columns,):
+        raise ValueError(f"importance must be of shape [{columns}], got {list(array.shape)}")
+    if not (np.isfinite(array) & (array >= 0)).all():
+        raise ValueError("importance must be finite and not negative")
+    return array
+
+
 def check_block(block: tuple[int, int]) -> tuple[int, int]:
     rows, columns = int(block[0]), int(block[1])
     if rows < 1 or columns < 1:

@@ -25,7 +25,7 @@ from .types import F32, I32, U8, U16, Int4Weight, empty_int4
 
 ENV_ISA = "QUANTKIT_CPU_ISA"
 ISA_LEVELS = ("portable", "avx2", "avx512")  # the numbers of quantkit_kernels.h
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY_PATTERN = "libquantkit_kernels*"
 _NAN_CODE, _NON_FINITE = 1, 2
 
@@ -59,6 +59,7 @@ class _Int4Out(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         ("packed", c_void_p), ("scale", c_void_p), ("error", c_void_p), ("energy", c_void_p),
         ("group_size", c_int64), ("factors", c_void_p), ("num_factors", c_int64),
+        ("importance", c_void_p),
     ]  # fmt: skip
 
 
@@ -123,10 +124,12 @@ class Native:
         self._call("qk_fp8_to_int4", row_offset, byref(source), byref(_int4_out(out, group_size, factors)))
         return out
 
-    def float_to_int4(self, weight: F32 | U16, row_offset: int, group_size: int, factors: F32) -> Int4Weight:
+    def float_to_int4(
+        self, weight: F32 | U16, row_offset: int, group_size: int, factors: F32, importance: F32 | None = None
+    ) -> Int4Weight:
         out = empty_int4(weight.shape[0], weight.shape[1], group_size)
-        source = _plain(weight)
-        self._call("qk_plain_to_int4", row_offset, byref(source), byref(_int4_out(out, group_size, factors)))
+        source, target = _plain(weight), _int4_out(out, group_size, factors, importance)
+        self._call("qk_plain_to_int4", row_offset, byref(source), byref(target))
         return out
 
     def int4_to_float32(self, packed: I32, scale: U16, columns: int, group_size: int) -> F32:
@@ -217,6 +220,7 @@ def _int4(packed: I32, scale: U16, columns: int, group_size: int) -> _Int4:
     return _Int4(_at(packed), _stride(packed), _at(scale), _stride(scale), packed.shape[0], columns, group_size)
 
 
-def _int4_out(out: Int4Weight, group_size: int, factors: F32) -> _Int4Out:
+def _int4_out(out: Int4Weight, group_size: int, factors: F32, importance: F32 | None = None) -> _Int4Out:
     arrays = (_at(out.packed), _at(out.scale), _at(out.error), _at(out.energy))
-    return _Int4Out(*arrays, group_size, _at(factors), factors.size)
+    weights = None if importance is None else _at(importance)
+    return _Int4Out(*arrays, group_size, _at(factors), factors.size, weights)

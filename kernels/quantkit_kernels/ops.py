@@ -72,20 +72,31 @@ def fp8_to_int4(
     return active().fp8_to_int4(*checked, group_size, factors_of(method))
 
 
-def float_to_int4(weight: F32 | U16, group_size: int, method: str = "mse", *, row_offset: int = 0) -> Int4Weight:
+def float_to_int4(
+    weight: F32 | U16,
+    group_size: int,
+    method: str = "mse",
+    *,
+    row_offset: int = 0,
+    importance: F32 | None = None,
+) -> Int4Weight:
     """Plain weight to group INT4.
 
     Args:
         weight: ``[O, I]``, float32, float16, or bf16 as uint16 bits.
         group_size, method: as in ``fp8_to_int4``.
         row_offset: only added to the row in errors.
+        importance: float32 ``[I]``, not negative: the scale search minimises sum of importance * (W - q * scale)^2,
+            as calibration wants (diagonal of the Hessian). ``error`` of the result stays the plain sum.
 
     Raises:
         NonFiniteError: a weight is NaN or infinite. TypeError, ValueError: an argument does not fit.
     """
     weight = arrays.float_matrix("weight", weight)
     arrays.check_group(weight.shape[1], group_size)
-    return active().float_to_int4(weight, row_offset, group_size, factors_of(method))
+    if importance is not None:
+        importance = arrays.importance(importance, weight.shape[1])
+    return active().float_to_int4(weight, row_offset, group_size, factors_of(method), importance)
 
 
 def int4_to_float32(packed: I32, scale: U16, columns: int, *, group_size: int | None = None) -> F32:

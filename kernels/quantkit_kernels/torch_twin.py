@@ -53,12 +53,14 @@ class TorchTwin:
             _quantize_into(out, rows, weight, group_size, factors)
         return out
 
-    def float_to_int4(self, weight: F32 | U16, row_offset: int, group_size: int, factors: F32) -> Int4Weight:
+    def float_to_int4(
+        self, weight: F32 | U16, row_offset: int, group_size: int, factors: F32, importance: F32 | None = None
+    ) -> Int4Weight:
         out = empty_int4(weight.shape[0], weight.shape[1], group_size)
         for rows in _tiles(weight.shape):
             tile = _plain(weight[rows])
             _refuse(row_offset + rows.start, None, tile)
-            _quantize_into(out, rows, tile, group_size, factors)
+            _quantize_into(out, rows, tile, group_size, factors, importance)
         return out
 
     def int4_to_float32(self, packed: I32, scale: U16, columns: int, group_size: int) -> F32:
@@ -174,9 +176,9 @@ def _codes_of(w: Tensor, s: Tensor) -> Tensor:
     return torch.round(w / s.unsqueeze(-1)).clamp(-8, 7)
 
 
-def _squared_error(w: Tensor, s: Tensor) -> Tensor:
+def _squared_error(w: Tensor, s: Tensor, importance: Tensor | None = None) -> Tensor:
     d = w - s.unsqueeze(-1) * _codes_of(w, s)
-    return _fold(d * d)
+    return _fold(d * d if importance is None else d * d * importance)
 
 
 def _candidate(base: Tensor, factor: float) -> Tensor:
@@ -187,24 +189,27 @@ def _candidate(base: Tensor, factor: float) -> Tensor:
     return torch.where(s == 0, torch.full_like(s, INT4_ZERO_SCALE), s)
 
 
-def _quantize_into(out: Int4Weight, rows: slice, weight: Tensor, group_size: int, factors: F32) -> None:
+def _quantize_into(
+    out: Int4Weight, rows: slice, weight: Tensor, group_size: int, factors: F32, importance: F32 | None = None
+) -> None:
     import torch
 
+    counts = None if importance is None else _tensor(importance).reshape(-1, group_size)  # [G, group]
     w = weight.reshape(weight.shape[0], -1, group_size)  # [O, G, group]
     absmax = w.abs().amax(dim=-1) if w.numel() else w.new_empty(w.shape[:2])
     base = absmax / torch.full_like(absmax, 7.5)
     scale = _candidate(base, float(factors[0]))
-    error = _squared_error(w, scale)
+    error = _squared_error(w, scale, counts)
     for factor in factors[1:]:
         candidate = _candidate(base, float(factor))
-        trial = _squared_error(w, candidate)
+        trial = _squared_error(w, candidate, counts)
         is_better = trial < error
         scale, error = torch.where(is_better, candidate, scale), torch.where(is_better, trial, error)
     nibbles = _codes_of(w, scale).to(torch.int32).reshape(weight.shape[0], -1, 8) + 8
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
     out.packed[rows] = (nibbles << shifts).sum(dim=-1, dtype=torch.int32).numpy()
     out.scale[rows] = _to_bf16_bits(scale).numpy()
-    out.error[rows] = error.numpy()
+    out.error[rows] = (error if counts is None else _squared_error(w, scale)).numpy()
     out.energy[rows] = _fold(w * w).numpy()
 
 

@@ -196,3 +196,17 @@ def test_bad_arguments(case: str) -> None:
 def test_errors_can_be_copied() -> None:
     error = kernels.NonFiniteError(3, 4)
     assert str(copy.copy(error)) == str(error) == "weight is NaN or infinite at row 3, column 4"
+
+
+@pytest.mark.parametrize(
+    ("importance", "problem"),
+    [
+        (np.ones(64, np.float64), "numpy array of float32"),
+        (np.ones(32, np.float32), r"shape \[64\]"),
+        (np.full(64, -1, np.float32), "not negative"),
+        (np.full(64, np.nan, np.float32), "finite"),
+    ],
+)
+def test_importance_that_does_not_fit(importance: np.ndarray, problem: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        kernels.float_to_int4(np.ones((2, 64), np.float32), 32, importance=importance)

@@ -75,20 +75,27 @@ def test_rtn_is_compressed_tensors(group_size: int, rows: int) -> None:
     np.testing.assert_allclose(got.energy, energy, rtol=1e-5)
 
 
-def test_mse_is_the_best_of_its_grid_in_float64() -> None:
+@pytest.mark.parametrize("by_importance", [False, True])
+def test_mse_is_the_best_of_its_grid_in_float64(by_importance: bool) -> None:
     from quantkit_kernels.search import METHODS
 
     w = spread(4, (16, 256))
-    got = kernels.float_to_int4(w, 32, "mse")
+    importance = np.random.default_rng(5).gamma(0.3, 1e3, 256).astype(np.float32) if by_importance else None
+    got = kernels.float_to_int4(w, 32, "mse", importance=importance)
+    counts = np.ones(256) if importance is None else importance.astype(np.float64)
     groups = w.reshape(16, 8, 32).astype(np.float64)
     base = (np.abs(groups).max(-1).astype(np.float32) / np.float32(7.5))[..., None] * METHODS["mse"]
     candidates = torch.from_numpy(base).to(torch.bfloat16).double().numpy()[..., None]  # [O, G, C, 1]
     q = np.clip(np.rint(groups[:, :, None] / candidates), -8, 7)
-    errors = ((groups[:, :, None] - q * candidates) ** 2).sum(-1)
+    squares = (groups[:, :, None] - q * candidates) ** 2
+    errors = (squares * counts.reshape(8, 1, 32)).sum(-1)
     chosen = kernels.bf16_to_float32(got.scale).astype(np.float64)
-    np.testing.assert_allclose(got.error, errors.min(-1), rtol=1e-5)
-    assert (chosen[..., None] == candidates[..., 0]).any(-1).all()
-    assert (got.error <= kernels.float_to_int4(w, 32, "rtn").error).all()
+    is_chosen = chosen[..., None] == candidates[..., 0]
+    assert is_chosen.any(-1).all()
+    np.testing.assert_allclose(np.where(is_chosen, errors, np.inf).min(-1), errors.min(-1), rtol=1e-5)
+    np.testing.assert_allclose(got.error, np.where(is_chosen, squares.sum(-1), np.inf).min(-1), rtol=1e-5)
+    if not by_importance:
+        assert (got.error <= kernels.float_to_int4(w, 32, "rtn").error).all()
 
 
 @pytest.mark.parametrize("columns", [8, 40, 63, 65, 1])

@@ -117,6 +117,16 @@ def test_float_to_int4(weight: np.ndarray, group_size: int, method: str, offset:
 
 @needs_native
 @fast
+@given(plain_sources(), st.sampled_from([32, 64, 128]), st.integers(0, 2**32 - 1))
+def test_float_to_int4_by_importance(weight: np.ndarray, group_size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    importance = (rng.random(weight.shape[1]) ** 8 * 1e3).astype(np.float32)
+    importance[rng.random(weight.shape[1]) < 0.2] = 0.0
+    agree(lambda b: b.float_to_int4(weight, 0, group_size, METHODS["mse"], importance))
+
+
+@needs_native
+@fast
 @given(plain_sources(), st.integers(1, 9), st.sampled_from([1, 7, 100, 128, 5000]), st.integers(1, 100))
 def test_float_to_fp8(weight: np.ndarray, block_rows: int, block_columns: int, cut: int) -> None:
     agree(lambda b: b.float_to_fp8(weight[:, cut:], 3, (block_rows, block_columns)))
