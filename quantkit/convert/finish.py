@@ -244,6 +244,11 @@ class Finisher:
     # manifest
 
     def _source(self, root: str) -> Source:
+        """Where the tensors came from.
+
+        Kind, label and revision are the only core bytes that tell a Hub repository from a copy of it on the disk:
+        everything else, ``pair_id`` included, follows from the tensors, the recipe and the versions.
+        """
         checkpoint = self.checkpoint
         named = checkpoint.kind in ("hub", "bundled")
         has_config = any(side.name == CONFIG for side in checkpoint.side_files)

@@ -3,9 +3,9 @@
     python -m tests.quantkit.convert.fork_runs
 
 Reads one JSON object per line: ``arguments``, ``kill`` (number of the disk-changing call at which SIGKILL strikes,
-or null) and ``log`` (file that gets the calls of a run that lives, or null). Answers with two lines, the child's pid
-and its exit status. A process of its own because forking needs a parent without threads, and warm because importing
-huggingface_hub for each run would take a minute in all.
+or null) and ``log`` (file that gets the calls of a run that lives, or null). Answers with two lines, the child's
+pid and its exit status. A process of its own because forking needs a parent without threads, and warm because
+importing huggingface_hub for each run would take a minute in all.
 """
 
 from __future__ import annotations
