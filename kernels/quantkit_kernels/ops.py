@@ -86,8 +86,8 @@ def float_to_int4(
         weight: ``[O, I]``, float32, float16, or bf16 as uint16 bits.
         group_size, method: as in ``fp8_to_int4``.
         row_offset: only added to the row in errors.
-        importance: float32 ``[I]``, not negative: the scale search minimises sum of importance * (W - q * scale)^2,
-            as calibration wants (diagonal of the Hessian). ``error`` of the result stays the plain sum.
+        importance: float32 ``[I]``, not negative: the scale search minimises the sum of
+            importance * (W - q * scale)^2, as calibration wants. ``error`` of the result stays the plain sum.
 
     Raises:
         NonFiniteError: a weight is NaN or infinite. TypeError, ValueError: an argument does not fit.
