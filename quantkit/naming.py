@@ -31,7 +31,9 @@ class Resolved(NamedTuple):
     @property
     def is_hub(self) -> bool:
         """It is a Hub repository: reading its headers takes a moment and the network."""
-        return "/" in self.source and not os.path.lexists(Path(self.source).expanduser())
+        from .checkpoint.source import expand_home, is_hub_id
+
+        return is_hub_id(self.source) and not os.path.lexists(expand_home(self.source))
 
 
 def resolve(source: str | os.PathLike[str], *, revision: str | None = None) -> Resolved:
@@ -42,10 +44,11 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None) -> R
         UsageError: nothing of this name, with the nearest names.
     """
     from .checkpoint import BUNDLED
+    from .checkpoint.source import expand_home
     from .recipe import find_recipe, load_recipe, recipe_names
 
     text = os.fspath(source)
-    if os.path.lexists(Path(text).expanduser()):
+    if os.path.lexists(expand_home(text)):
         if not text.endswith(RECIPE_SUFFIXES):
             return Resolved(text, revision, None)
         recipe = load_recipe(Path(text))
@@ -66,7 +69,9 @@ def resolve(source: str | os.PathLike[str], *, revision: str | None = None) -> R
 
 def default_output(source: str | os.PathLike[str] | None, plan: Plan) -> Path:
     """Where an artifact goes when nothing is said: ``./NAME-w4-gGROUP``, NAME the last part of the source."""
-    name = Path(source or plan.source.label).expanduser().resolve().name
+    from .checkpoint.source import expand_home
+
+    name = expand_home(os.fspath(source or plan.source.label)).resolve().name
     for suffix in (".safetensors", *RECIPE_SUFFIXES):
         name = name.removesuffix(suffix)
     return Path(f"{name}-w4-g{plan.recipe.decode.group_size}")

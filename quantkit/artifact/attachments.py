@@ -8,7 +8,6 @@ counts.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArtifactError, UsageError
-from .canonical import readable_json, sha256_hex
-from .durable import disk_errors, write_file
+from .canonical import parse_json, readable_json, sha256_hex
+from .durable import disk_errors, read_regular, write_file
 from .layout import ATTACHMENT_LIST, ATTACHMENTS, MODEL_CARD, PROVENANCE, REPORT_HTML, REPORT_JSON
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def read_attachments(directory: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        entries = json.loads(path.read_bytes())["attachments"]
+        entries = parse_json(read_regular(path))["attachments"]
         if not all(isinstance(e["path"], str) and isinstance(e["sha256"], str) for e in entries):
             raise ValueError("an entry lacks path or sha256")
     except (ValueError, KeyError, TypeError) as problem:

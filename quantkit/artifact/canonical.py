@@ -25,10 +25,22 @@ def canonical_json(value: Any) -> bytes:
     return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
 
 
-def readable_json(value: Any) -> bytes:
-    """Deterministic JSON for people: sorted keys, two spaces, final newline."""
-    text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+def readable_json(value: Any, *, constants: bool = False) -> bytes:
+    """Deterministic JSON for people: sorted keys, two spaces, final newline.
+
+    Args:
+        constants: write NaN and Infinity as Python does, for a config.json whose publisher has them.
+    """
+    text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=constants)
     return text.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def parse_json(data: bytes) -> Any:
+    """Any JSON document of an artifact; a ValueError when it can't be read, also when it is nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def sha256_hex(data: bytes) -> str:

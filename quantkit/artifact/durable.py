@@ -13,6 +13,10 @@ from ..units import format_bytes
 from .layout import UNFINISHED_SUFFIX
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNSUITABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+    errno.ELOOP,
+)  # fmt: skip
 
 
 def fsync_dir(path: Path) -> None:
@@ -39,6 +43,17 @@ def write_file(path: Path, data: bytes, *, sync_dir: bool = True) -> None:
         fsync_dir(path.parent)
 
 
+def read_regular(path: Path) -> bytes:
+    """A small file's bytes; what is no regular file is refused, since reading a pipe would wait for ever.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return path.read_bytes()
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn the system's errors while writing ``path`` into one that says what to do."""
@@ -57,7 +72,7 @@ def as_environment_problem(problem: OSError, path: Path) -> EnvironmentProblem:
             where=str(path),
             hint="Free space and run the same command again: it resumes where it stopped",
         )
-    if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if problem.errno in _UNSUITABLE:
         return EnvironmentProblem(
             f"cannot write here ({problem.strerror})", where=str(path), hint="Choose another place with -o"
         )

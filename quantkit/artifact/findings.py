@@ -77,7 +77,9 @@ class Findings:
             yield section
         except QuantkitError as error:
             section.problem(error.what, error.where)
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except MemoryError:
+            raise  # says nothing of the artifact
+        except Exception as error:
             section.problem(f"could not be checked: {type(error).__name__}: {error}")
         self.checks += section.close()
 

@@ -9,7 +9,6 @@ bundled one also by its label and revision. Whoever needs times finds them in th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +16,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import ArtifactError
-from .canonical import digest_json, readable_json
-from .layout import FORMAT_VERSION, MANIFEST, NUMERICS_VERSION
+from .canonical import digest_json, parse_json, readable_json
+from .layout import FORMAT_VERSION, MANIFEST, NUMERICS_VERSION, VIEWS
 
 MAX_MANIFEST_BYTES = 256 << 20
 
@@ -119,7 +118,7 @@ def load_manifest(directory: Path) -> Manifest:
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ArtifactError(f"larger than {MAX_MANIFEST_BYTES >> 20} MiB: not a manifest", where=str(path))
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except ValueError as problem:
         raise ArtifactError(f"not valid JSON ({problem})", where=str(path)) from problem
     if not isinstance(content, dict) or not isinstance(content.get("format_version"), int):
@@ -130,8 +129,11 @@ def load_manifest(directory: Path) -> Manifest:
             accepted=f"up to {FORMAT_VERSION}", hint="Install a newer quantkit",
         )  # fmt: skip
     try:
-        return Manifest.model_validate(content)
+        manifest = Manifest.model_validate(content)
     except ValidationError as problem:
         first = problem.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ArtifactError(f"not a valid manifest: {key}: {first['msg']}", where=str(path)) from problem
+    if absent := [view for view in VIEWS if view not in manifest.views]:
+        raise ArtifactError(f"not a valid manifest: there is no {absent[0]} view", where=str(path))
+    return manifest

@@ -7,14 +7,13 @@ to six significant digits: sqrt(sum of squared differences / sum of squared weig
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ArtifactError
-from .canonical import canonical_json
+from .canonical import canonical_json, parse_json
 from .layout import TENSORS
 
 
@@ -82,7 +81,7 @@ class TensorRecord:
 
 def parse_record(line: bytes) -> TensorRecord:
     """Raises ValueError, KeyError or TypeError for a line that is not a record."""
-    content = json.loads(line)
+    content = parse_json(line)
     return TensorRecord(
         name=content["name"], dtype=content["dtype"], shape=tuple(content["shape"]), file=content["file"],
         sha256=content["sha256"], role=content["role"], layer=content.get("layer"), expert=content.get("expert"),
@@ -109,6 +108,8 @@ def read_records(directory: Path) -> Iterator[TensorRecord]:
 
 def _opened(path: Path) -> BinaryIO:
     try:
+        if path.exists() and not path.is_file():
+            raise ArtifactError("is no regular file", where=str(path))
         return open(path, "rb")
     except OSError as problem:
         raise ArtifactError(f"cannot be read ({problem.strerror})", where=str(path)) from problem

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..checkpoint.tensor import TensorInfo
 from ..errors import QuantkitError
 from .artifact import Artifact
 from .attachments import read_attachments
-from .canonical import hash_file
+from .canonical import hash_file, parse_json
+from .durable import read_regular
 from .findings import Findings, Section
 from .layout import ATTACHMENTS, JOURNAL, MANIFEST, MODEL_CARD, PROVENANCE, TENSORS, VIEWS
 from .manifest import FileEntry
@@ -93,6 +93,9 @@ def check_files(
 
 
 def _has_size(path: Path, name: str, entry: FileEntry, section: Section) -> bool:
+    if _leads_out(name):
+        section.problem("leads out of the artifact", name)
+        return False
     if not path.is_file():
         section.problem("is missing", name)
         return False
@@ -101,6 +104,12 @@ def _has_size(path: Path, name: str, entry: FileEntry, section: Section) -> bool
         section.problem(f"has {size:,} bytes, the manifest says {entry.nbytes:,}", name)
         return False
     return True
+
+
+def _leads_out(name: str) -> bool:
+    """A listed path that is not below the artifact is never opened."""
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts or "\0" in name
 
 
 def _find_strangers(artifact: Artifact, section: Section) -> None:
@@ -132,7 +141,7 @@ def check_attachments(artifact: Artifact, findings: Findings) -> None:
         section.summary = f"{len(entries)} attachments have their digests"
         for path, sha256 in entries.items():
             target = artifact.path / path
-            if ".." in Path(path).parts or Path(path).is_absolute():
+            if _leads_out(path):
                 section.problem("leads out of the artifact", path)
             elif not target.is_file():
                 section.problem("is missing", path)
@@ -151,7 +160,7 @@ def _check_provenance(artifact: Artifact, section: Section) -> None:
     """The statement speaks of this manifest; nothing else covers the manifest's own bytes."""
     where = f"{ATTACHMENTS}/{PROVENANCE}"
     try:
-        subjects = json.loads((artifact.path / where).read_bytes())["subject"]
+        subjects = parse_json(read_regular(artifact.path / where))["subject"]
         stated = {subject["name"]: subject["digest"]["sha256"] for subject in subjects}
     except (OSError, ValueError, KeyError, TypeError):
         section.problem("is not a provenance statement", where)

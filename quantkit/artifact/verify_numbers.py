@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from ..errors import QuantkitError
+from ..errors import QuantkitError, SourceError
 from .artifact import Artifact
 from .dequantize import RowReader, row_nbytes, row_tiles
 from .findings import Findings, Section
@@ -126,6 +126,7 @@ def _relative_error(artifact: Artifact, weight: StoredWeight, original: StoredWe
 
 def check_engines(artifact: Artifact, findings: Findings) -> None:
     """Which engines and tensor-parallel sizes can load each view; a problem only when none can."""
+    from ..models.config import text_shape
     from ..models.engine_rules import Level
     from ..models.engines import check_all, verdict
 
@@ -137,6 +138,11 @@ def check_engines(artifact: Artifact, findings: Findings) -> None:
             config = view.tensors.config
             if not config:
                 section.summary = "not judged: no config.json"
+                continue
+            try:
+                text_shape(config)
+            except SourceError as missing:
+                section.summary = f"not judged: {missing.what} in config.json"
                 continue
             judged = check_all(config, config.get("quantization_config"), modules=view.tensors.weights())
             fits = {

@@ -6,7 +6,6 @@ reads both marks and refuses views of different pairs; it needs nothing else of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint.tensor import StoredWeight
 from ..errors import ArtifactError
-from .canonical import readable_json
+from .canonical import parse_json, readable_json
 from .dequantize import dequantize
+from .durable import read_regular
 from .layout import FORMAT_VERSION, NUMERICS_VERSION, VIEW_FILE
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def read_mark(directory: Path) -> ViewMark:
     """The mark of a view directory; raises ArtifactError when it is missing or malformed."""
     path = directory / VIEW_FILE
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(read_regular(path))
         return ViewMark(**content)
     except OSError as problem:
         raise ArtifactError(f"cannot be read ({problem.strerror})", where=str(path)) from problem

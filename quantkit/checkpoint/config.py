@@ -7,6 +7,7 @@ with 2 scales would pass for blocks of 72).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from .header import DuplicateKeyError, parse_json_object
 from .store import FileStore
 
 CONFIG = "config.json"
+_MAX_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ def read_config(store: FileStore) -> tuple[dict[str, Any], bytes, tuple[str, ...
     raw = store.read_at(CONFIG, 0, size)
     again = "Restore the publisher's config.json."
     try:
-        return parse_json_object(raw.decode("utf-8-sig"), constants=True), raw, ()
+        config = parse_json_object(raw.decode("utf-8-sig"), constants=True)
+        _check_content(config)
+        return config, raw, ()
     except UnicodeDecodeError as error:
         raise SourceError(
             f"is not UTF-8 (byte {error.start}: {error.reason})", where=CONFIG, hint=again
@@ -59,21 +63,48 @@ def read_config(store: FileStore) -> tuple[dict[str, Any], bytes, tuple[str, ...
         raise SourceError(f"is not a JSON object: {error}", where=CONFIG, hint=again) from error
 
 
+def _check_content(value: object, depth: int = 0) -> None:
+    """What can be read but not be copied and written again: half of a surrogate pair (``\\ud800``), nesting
+    beyond any config's."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{value!r} is not valid Unicode") from None
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_content(key)
+            _check_content(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_content(inner, depth + 1)
+
+
 def quantization_config(config: dict[str, Any]) -> dict[str, Any]:
     """The quantization_config, also where it is nested in text_config (kimi_k25); ``{}`` when there is none.
 
     Raises:
-        SourceError: it is there but not an object.
+        SourceError: it is there but not an object, or has a number that JSON has not.
     """
     text = config.get("text_config")
     for place in (config, text if isinstance(text, dict) else {}):
         for key in ("quantization_config", "compression_config"):
             value = place.get(key)
             if isinstance(value, dict):
+                _check_finite(value, key)
                 return value
             if value is not None:
                 raise SourceError(f"{key} is a {type(value).__name__}, not an object", where=CONFIG)
     return {}
+
+
+def _check_finite(value: dict[str, Any], key: str) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise SourceError(f"{key} holds NaN or Infinity", where=CONFIG, accepted="finite numbers") from error
 
 
 def declared(config: dict[str, Any]) -> Declared:

@@ -56,6 +56,10 @@ def find_weight_files(store: FileStore) -> WeightFiles:
     """
     top = [name for name in store.names() if "/" not in name]
     present = {name for name in top if name.endswith(SUFFIX)}
+    if unreadable := next((name for name in sorted(present) if not is_text(name)), None):
+        raise SourceError(
+            f"the file name {unreadable!a} is not valid UTF-8", where=store.label, hint="Rename the file."
+        )
     indexes = [name for name in top if name.endswith(INDEX_SUFFIX) and not name.startswith(_MISTRAL)]
     if not present and not indexes:
         _no_weights(store, top)
@@ -77,6 +81,15 @@ def find_weight_files(store: FileStore) -> WeightFiles:
     outside = sorted(present - named)
     warnings += [f"{name} is not named by {index}; its tensors are read all the same" for name in outside]
     return WeightFiles(tuple(sorted(named | present)), index, claims, tuple(outside), tuple(warnings))
+
+
+def is_text(name: str) -> bool:
+    """Whether a file name is valid Unicode; Linux names may be any bytes, which Python shows as surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_claims(found: WeightFiles, tensors: Mapping[str, TensorInfo]) -> None:

@@ -82,11 +82,7 @@ class LocalStore:
                 f"only {target.name} and config.json are read; give the folder to have its tokenizer too",
             )
         else:
-            raise (
-                _broken(target)
-                if target.is_symlink()
-                else SourceError("no such file or directory", where=os.fspath(path))
-            )
+            raise _no_source(target)
         self._sizes = MappingProxyType(dict(sorted(sizes.items())))
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
@@ -206,6 +202,15 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
             raise (_broken(path) if broken else _os_problem(error, path)) from error
         if S_ISREG(status.st_mode):
             yield prefix + entry.name, status.st_size
+
+
+def _no_source(path: Path) -> SourceError:
+    if path.exists():
+        return UnsupportedError(
+            "is a pipe, socket or device, which cannot be read at any place", where=os.fspath(path),
+            accepted="a folder or a regular .safetensors file",
+        )  # fmt: skip
+    return _broken(path) if path.is_symlink() else SourceError("no such file or directory", where=os.fspath(path))
 
 
 def _broken(link: Path) -> SourceError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .index import INDEX_SUFFIX, OTHER_WEIGHTS, SUFFIX
+from .index import INDEX_SUFFIX, OTHER_WEIGHTS, SUFFIX, is_text
 from .store import FileStore
 
 MAX_SIDE_BYTES = 1 << 30
@@ -21,8 +21,9 @@ class SideFile:
 def side_files(store: FileStore) -> tuple[tuple[SideFile, ...], tuple[str, ...]]:
     """Side files sorted by name, config.json included, and warnings about what is left out.
 
-    Left out: weights of any kind and their index, hidden files, paths that could leave the folder, files over
-    1 GiB, and every folder that holds weights, since that is another model (or an earlier output).
+    Left out: weights of any kind and their index, hidden files, paths that could leave the folder, names that are
+    no text (no manifest could hold them), files over 1 GiB, and every folder that holds weights, since that is
+    another model (or an earlier output).
     """
     names = store.names()
     models = {name.split("/")[0] for name in names if "/" in name and _is_weights(name)}
@@ -37,6 +38,9 @@ def side_files(store: FileStore) -> tuple[tuple[SideFile, ...], tuple[str, ...]]
         if _is_weights(name) or (len(parts) > 1 and parts[0] in models):
             continue
         if any(part in ("", "..") or part.startswith(".") or "\\" in part or "\0" in part for part in parts):
+            continue
+        if not is_text(name):
+            warnings.append(f"the file name {name!a} is not valid UTF-8: left out")
             continue
         if size > MAX_SIDE_BYTES:
             warnings.append(f"{name} ({size:,} bytes) is over 1 GiB and is left out")

@@ -48,6 +48,19 @@ def open_checkpoint(
         raise
 
 
+def expand_home(text: str) -> Path:
+    """A path with ``~`` filled in; where there is no such home, the text as it stands."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether a text has the form of a hub repository, ``org/name`` or ``org/name@revision``."""
+    return _HUB_ID.fullmatch(text) is not None
+
+
 def open_store(
     source: str | os.PathLike[str],
     *,
@@ -57,10 +70,10 @@ def open_store(
 ) -> FileStore:
     """The files of a source, see ``open_checkpoint``."""
     text = os.fspath(source)
-    path = Path(text).expanduser()
+    path = expand_home(text)
     bundled = BUNDLED.get(text)
     is_path = bool(text) and os.path.lexists(path)
-    if not is_path and bundled is None and isinstance(source, str) and _HUB_ID.fullmatch(text):
+    if not is_path and bundled is None and isinstance(source, str) and is_hub_id(text):
         from .hub import HubStore
 
         return HubStore(text, revision=revision, cache_dir=cache_dir, token=token)

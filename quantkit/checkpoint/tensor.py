@@ -26,6 +26,11 @@ class TensorInfo:
     offset: int
     nbytes: int
 
+    @property
+    def place(self) -> str:
+        """File and name, as messages state them; the name quoted, because it may hold any character."""
+        return f"{self.file}, tensor {self.name!r}"
+
 
 class Storage(str, Enum):
     """How the numbers of a logical weight are stored."""

@@ -53,6 +53,7 @@ def guarded(cli: click.Command, arguments: list[str]) -> int:
     """Run ``cli`` with ``arguments``; print whatever went wrong once and return the exit code."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     warnings.showwarning = _show_warning
+    _open_closed_streams()
     streams = sys.stdout, sys.stderr
     try:
         code = cli.main(arguments, prog_name="quantkit", standalone_mode=False)
@@ -85,7 +86,7 @@ def describe(error: BaseException) -> Failure:
         case click.ClickException():
             context = getattr(error, "ctx", None)
             hint = f"see `{context.command_path} --help`" if context else None
-            return Failure(kind, error.exit_code, error.format_message(), hint=hint)
+            return Failure(kind, error.exit_code, " ".join(error.format_message().split()), hint=hint)
         case KeyboardInterrupt() | click.Abort():
             return Failure("Interrupted", INTERRUPTED, "interrupted by the user")
         case MemoryError():
@@ -121,6 +122,13 @@ def _report(failure: Failure, error: BaseException, *, as_json: bool, verbose: b
             print(document(failure.to_json()), flush=True)
     except OSError:  # stdout itself is what failed: a closed pipe, a full disk
         _silence_stdout()
+
+
+def _open_closed_streams() -> None:
+    """A program started with stdout or stderr closed (``>&-``) does its work and says nothing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - lives as long as the process
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

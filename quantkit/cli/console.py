@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,13 +48,34 @@ class Progress(Protocol):
     def __call__(self, done_bytes: int, note: str = "", total_bytes: int | None = None) -> None: ...
 
 
+# What would move the cursor, break a line or reverse the text: names of tensors and files come from strangers.
+_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_LINES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """Text with its control characters spelt out (``\\x1b``); ``lines``: line ends are meant and stay."""
+    controls = _CONTROLS if lines else _LINES
+    return controls.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def document(value: Any) -> str:
     """One JSON document as ``--json`` prints it: UTF-8, numbers finite, indented.
 
+    Where stdout can't hold the text (another encoding, a file name that is no text) it is escaped: JSON still.
     A table (a list of lists at the top level, such as the fates of 118,000 tensors) stands one row per line:
     readable, a tenth of the lines, and several times faster to write.
     """
-    dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, default=str)
+    text = _dump_document(value, ascii_only=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = _dump_document(value, ascii_only=True)
+    return text
+
+
+def _dump_document(value: Any, *, ascii_only: bool) -> str:
+    dump = partial(json.dumps, ensure_ascii=ascii_only, allow_nan=False, default=str)
     is_table = {k: isinstance(v, list) and v and isinstance(v[0], list) for k, v in _items(value)}
     text: str = dump({k: None if is_table[k] else v for k, v in value.items()} if is_table else value, indent=2)
     for key in (k for k, yes in is_table.items() if yes):
@@ -88,7 +110,7 @@ class Console:
         rich = _rich(sys.stdout)
         for block in blocks():
             if isinstance(block, str):
-                self.raw(block)
+                self.raw(visible(block, lines=True))
                 continue
             with rich.capture() as table:
                 rich.print(Text(block.title, "bold"), soft_wrap=True)
@@ -96,14 +118,19 @@ class Console:
             self.raw("\n" + "".join(f"{line.rstrip()}\n" for line in table.get().splitlines()))
 
     def raw(self, text: str) -> None:
-        """Text to stdout exactly as it is, with a line end."""
+        """Text to stdout as it is, with a line end; what stdout's encoding can't hold is spelt out."""
+        encoding = sys.stdout.encoding or "utf-8"
+        try:
+            text.encode(encoding, sys.stdout.errors or "strict")
+        except UnicodeEncodeError:
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
 
     def say(self, text: str) -> None:
         """Talk, to stderr; nothing when quiet."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(visible(text), file=sys.stderr, flush=True)
 
     def detail(self, text: str) -> None:
         """Talk that only ``-v`` shows."""
@@ -122,12 +149,13 @@ class Console:
         """One error with what is accepted and what to do, to stderr; also when quiet."""
         self._labelled("error", "bold red", f"{where}: {what}" if where else what)
         if accepted:
-            print(f"  accepted: {accepted}", file=sys.stderr)
+            print(f"  accepted: {visible(accepted)}", file=sys.stderr)
         if hint:
-            print(f"  hint: {hint}", file=sys.stderr)
+            print(f"  hint: {visible(hint)}", file=sys.stderr)
         sys.stderr.flush()
 
     def _labelled(self, label: str, style: str, text: str) -> None:
+        text = visible(text)
         if not _is_terminal(sys.stderr):
             print(f"{label}: {text}", file=sys.stderr, flush=True)
             return
@@ -229,5 +257,5 @@ def _rich_table(block: Table) -> Any:
         right = name.startswith(">")
         table.add_column(Text(name.removeprefix(">")), justify="right" if right else "left", overflow="fold")
     for row in block.rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     return table

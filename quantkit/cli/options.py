@@ -40,6 +40,15 @@ class Bytes(_IntType):
             self.fail(str(error), param, ctx)
 
 
+class OutputPath(click.Path):
+    """A path to write to; an empty one, as an unset shell variable leaves it, is no wish for the default."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Source(_StrType):
     """A checkpoint; completes file names and the names that need no path."""
 

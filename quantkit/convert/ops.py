@@ -15,6 +15,7 @@ from ..artifact.canonical import round_figure
 from ..artifact.dequantize import RowReader, nan_code_error, row_nbytes, row_tiles
 from ..artifact.shard import ShardWriter, TensorSink
 from ..checkpoint.tensor import Storage, StoredWeight, TensorInfo
+from ..errors import SourceError
 from ..plan.fate import Job, Op
 from ..scheme import FP8_BLOCK
 
@@ -102,7 +103,7 @@ def _to_int4(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> 
         figure.add(result.error, result.energy)
         context.on_bytes((stop - start) * row_nbytes(reader.weight))
     shape.write(_bytes(np.array(reader.weight.shape, dtype="<i8")))
-    return figure.relative()
+    return figure.relative(reader.weight.weight)
 
 
 def _quantize_rows(reader: RowReader, start: int, stop: int, group_size: int, method: str) -> Int4Weight:
@@ -133,9 +134,10 @@ def _to_fp8(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> f
         codes_sink.write(_bytes(codes))
         scale_sink.write(_bytes(scales))
         back = kernels.fp8_to_float32(codes, scales, FP8_BLOCK)
-        figure.add(np.square(back - weight), np.square(weight))
+        with np.errstate(over="ignore"):  # relative() refuses it
+            figure.add(np.square(back - weight), np.square(weight))
         context.on_bytes((stop - start) * row_nbytes(reader.weight))
-    return figure.relative()
+    return figure.relative(reader.weight.weight)
 
 
 def _to_bf16(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> None:
@@ -180,11 +182,21 @@ class _ErrorFigure:
         self._error.append(error.sum(axis=1, dtype=np.float64))
         self._energy.append(energy.sum(axis=1, dtype=np.float64))
 
-    def relative(self) -> float:
+    def relative(self, info: TensorInfo) -> float:
+        """Of the weight ``info``.
+
+        Raises:
+            SourceError: the squares are beyond float32; no trained weight is.
+        """
         import numpy as np
 
         error = float(np.concatenate(self._error).sum()) if self._error else 0.0
         energy = float(np.concatenate(self._energy).sum()) if self._energy else 0.0
+        if not np.isfinite(error) or not np.isfinite(energy):
+            raise SourceError(
+                "numbers so large that their squares overflow float32", where=info.place,
+                accepted="weights below 1e18", hint="The source is damaged: download it again.",
+            )  # fmt: skip
         return round_figure((error / energy) ** 0.5) if energy > 0 else 0.0
 
 

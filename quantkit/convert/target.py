@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..artifact.artifact import Artifact
+from ..artifact.canonical import parse_json
 from ..artifact.durable import disk_errors, fsync_dir
 from ..artifact.journal import Journal
 from ..artifact.layout import (
@@ -81,9 +81,11 @@ def finished_artifact(out: Path, plan: Plan) -> Artifact | None:
     Raises:
         UsageError: something else is there.
     """
-    if out.is_symlink() and not out.exists():
+    with disk_errors(out):
+        is_there = out.exists()
+    if out.is_symlink() and not is_there:
         raise UsageError("is a symbolic link that leads nowhere", where=str(out))
-    if not out.exists():
+    if not is_there:
         return None
     if not out.is_dir():
         raise UsageError("is a file", where=str(out), accepted="a new or empty directory")
@@ -110,7 +112,7 @@ def finished_artifact(out: Path, plan: Plan) -> Artifact | None:
 def _plan_of(directory: Path) -> str | None:
     """The plan id that an artifact's provenance states; None when it states none."""
     try:
-        statement = json.loads((directory / ATTACHMENTS / PROVENANCE).read_bytes())
+        statement = parse_json((directory / ATTACHMENTS / PROVENANCE).read_bytes())
         plan_id = statement["predicate"]["buildDefinition"]["internalParameters"]["plan_id"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -152,9 +154,11 @@ def open_target(out: Path, plan: Plan, checkpoint: Checkpoint) -> Target:
         UsageError: the working directory's name is taken by something else.
     """
     work = out.with_name(out.name + PARTIAL_SUFFIX)
-    if work.exists() and not work.is_dir():
+    with disk_errors(work):
+        is_taken, is_foreign = _state_of(work)
+    if is_taken:
         raise UsageError("is a file; the working directory would be called so", where=str(work))
-    if work.is_dir() and not (work / JOURNAL).exists() and any(work.iterdir()):
+    if is_foreign:
         raise ArtifactError(
             "is not empty and holds no unfinished conversion", where=str(work),
             hint="Delete it, or choose another output with -o",
@@ -167,6 +171,13 @@ def open_target(out: Path, plan: Plan, checkpoint: Checkpoint) -> Target:
         for view in (PREFILL, DECODE):
             (work / view).mkdir(exist_ok=True)
     return Target(out, work, journal)
+
+
+def _state_of(work: Path) -> tuple[bool, bool]:
+    """Whether the working directory's name is taken by a file, and whether it holds something else's files."""
+    if not work.is_dir():
+        return work.exists(), False
+    return False, not (work / JOURNAL).exists() and any(work.iterdir())
 
 
 def fingerprint(plan: Plan, checkpoint: Checkpoint) -> dict[str, object]:

@@ -17,7 +17,7 @@ from .config import text_config
 from .families import FAMILIES, GENERIC, Family
 from .role import Role, TensorRole
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,8})(?=\.)")  # 007 and numbers without end are no numbering
 # Longest first: ``weight_scale_inv`` must not be read as ``inv`` below a module ``...weight_scale``.
 _PARTS = (
     "weight_scale_inv", "weight_zero_point", "weight_packed", "weight_scale", "weight_shape", "weight_g_idx",

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import SourceError
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
@@ -109,26 +111,28 @@ def read_quantization(quantization: Mapping[str, Any] | None) -> QuantizationMap
     if method == "fp8":
         block = quantization.get("weight_block_size")
         stored = Format("fp8-block", block=_pair(block)) if block else Format("other", detail="FP8 per tensor")
-        skip = quantization.get("modules_to_not_convert") or ()
+        skip = _names(quantization, "modules_to_not_convert")
         # lm_head is never converted by the engines, listed or not.
-        return QuantizationMap(method, ((("Linear",), stored),), ("lm_head", *map(str, skip)))
+        return QuantizationMap(method, ((("Linear",), stored),), ("lm_head", *skip))
     if method == "compressed-tensors":
-        groups = quantization.get("config_groups") or {}
+        groups = [
+            _mapping(g, "config_groups") for g in _mapping(quantization, "config_groups", inside=True).values()
+        ]
         return QuantizationMap(
             method,
-            tuple((tuple(map(str, g.get("targets") or ())), _format(g)) for g in groups.values()),
-            tuple(map(str, quantization.get("ignore") or ())),
+            tuple((_names(group, "targets"), _format(group)) for group in groups),
+            _names(quantization, "ignore"),
         )
     return QuantizationMap(method, ((("Linear",), Format("other", detail=method or "unknown")),))
 
 
 def _format(group: Mapping[str, Any]) -> Format:
-    weights = group.get("weights") or {}
+    weights = _mapping(group, "weights", inside=True)
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
     symmetric = weights.get("symmetric", True) is True
     if (bits, kind) == (4, "int") and strategy in ("group", "channel"):
-        size = int(weights.get("group_size") or -1) if strategy == "group" else -1
-        return Format("int4", group_size=size, symmetric=symmetric, actorder=weights.get("actorder"))
+        size = _whole(weights.get("group_size") or -1, "group_size") if strategy == "group" else -1
+        return Format("int4", group_size=size, symmetric=symmetric, actorder=_word(weights.get("actorder")))
     if (bits, kind, strategy) == (8, "float", "block"):
         return Format("fp8-block", symmetric=symmetric, block=_pair(weights.get("block_structure")))
     if (bits, kind, strategy) == (8, "float", "channel"):
@@ -136,7 +140,46 @@ def _format(group: Mapping[str, Any]) -> Format:
     return Format("other", detail=f"{bits}-bit {kind} per {strategy}")
 
 
+def _mapping(value: object, key: str, *, inside: bool = False) -> Mapping[str, Any]:
+    """``value``, or with ``inside`` what it holds under ``key`` ({} when nothing), as a mapping."""
+    found = (value.get(key) or {}) if inside and isinstance(value, Mapping) else value
+    if not isinstance(found, Mapping):
+        raise _wrong(key, found, "an object")
+    return found
+
+
+def _names(place: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of module names and ``re:`` patterns; every pattern compiles."""
+    found = place.get(key) or ()
+    if not isinstance(found, (list, tuple)) or not all(isinstance(entry, str) for entry in found):
+        raise _wrong(key, found, "a list of names")
+    for entry in found:
+        try:
+            re.compile(entry.removeprefix("re:") if entry.startswith("re:") else "")
+        except re.error as error:
+            raise _wrong(key, entry, f"a regular expression ({error})") from None
+    return tuple(found)
+
+
+def _word(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _whole(value: object, key: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise _wrong(key, value, "a whole number")
+
+
+def _wrong(key: str, value: object, accepted: str) -> SourceError:
+    seen = repr(value)
+    return SourceError(
+        f"quantization_config: {key} is {seen if len(seen) < 80 else seen[:77] + '...'}", where="config.json",
+        accepted=accepted, hint="Restore the publisher's config.json.",
+    )  # fmt: skip
+
+
 def _pair(value: object) -> tuple[int, int]:
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        return int(value[0]), int(value[1])
+        return _whole(value[0], "the block size"), _whole(value[1], "the block size")
     return 128, 128

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint.tensor import Storage, StoredWeight, TensorInfo
 from ..errors import RecipeError, UnsupportedError
 from ..models.classify import Classifier, find_family
+from ..models.config import quantization_of
 from ..models.families import FAMILIES
+from ..models.quantization import read_quantization
 from ..models.role import Role, TensorRole
 from ..recipe.recipe import Recipe
 from ..scheme import Scheme, decode_scheme
-from .experts import check_experts
+from .experts import check_experts, check_layers
 from .fate import Action, Fate, Job, Shard
 from .plan import DERIVED, PUBLISHER, Plan, SourceId
 from .quantization_config import decode_config, prefill_config
@@ -83,20 +85,22 @@ class _Builder:
     @classmethod
     def prepare(cls, checkpoint: Checkpoint, recipe: Recipe) -> _Builder:
         _check_family(recipe, checkpoint.config)
+        read_quantization(quantization_of(checkpoint.config))  # raises for one that no engine could read
         classifier = find_family(checkpoint.config, checkpoint.tensors, override=recipe.family)
         weights = checkpoint.weights()
         modules = _modules(checkpoint.tensors, weights, classifier)
         check_experts(weights, modules.roles, classifier.num_experts)
+        odd_layers = check_layers(modules.all_roles(), classifier.num_layers)
         storage = _source_storage(modules)
         if storage != "fp8" and not recipe.prefill.make_fp8:
-            raise _no_fp8_side(storage)
+            raise _no_fp8_side(storage, modules)
         if storage == "fp8" and recipe.prefill.make_fp8:
             raise RecipeError(
                 "make_fp8 (--make-fp8) derives FP8 from BF16 or INT4, but this source is FP8 already",
                 where="prefill.make_fp8", hint="Leave it out: the published files are the prefill view.",
             )  # fmt: skip
         scheme = decode_scheme(recipe.decode.scheme, recipe.decode.group_size)
-        warnings = [*checkpoint.warnings, *classifier.warnings]
+        warnings = [*checkpoint.warnings, *classifier.warnings, *([odd_layers] if odd_layers else [])]
         return cls(checkpoint, recipe, classifier, modules, storage, scheme, warnings)
 
     def build(self) -> Plan:
@@ -167,11 +171,14 @@ class _Builder:
             if problem := self.scheme.problem(weight.shape):
                 # With no group size that fits it is the source's fault, else the recipe's.
                 error = UnsupportedError if "no supported" in problem else RecipeError
-                raise error(problem, where=weight.weight.name)
+                raise error(
+                    problem, where=weight.weight.place,
+                    hint="Choose a group size that fits, or keep the module (decode.keep).",
+                )  # fmt: skip
         for info, role in self.modules.others.values():
             if role.part in _CALIBRATED_PARTS and role.module in chosen:
                 raise UnsupportedError(
-                    f"{role.part} of a module to be quantized is not supported", where=info.name,
+                    f"{role.part} of a module to be quantized is not supported", where=info.place,
                     accepted="FP8 weights with dynamic activation scales", hint="Keep the module (decode.keep).",
                 )  # fmt: skip
 
@@ -262,15 +269,19 @@ def _source_storage(modules: Modules) -> str:
     if Storage.INT4_GROUP in seen:
         if len(seen) > 1:
             odd = next(m for s, m in seen.items() if s is not Storage.INT4_GROUP)
-            raise UnsupportedError("some routed experts are INT4 and others are not", where=odd)
+            raise UnsupportedError("some routed experts are INT4 and others are not",
+                where=modules.weights[odd].weight.place, accepted="one way of storing for all routed experts",
+            )  # fmt: skip
         return "int4"
     return "fp8" if FP8 & set(seen) else "plain"
 
 
-def _no_fp8_side(storage: str) -> UnsupportedError:
+def _no_fp8_side(storage: str, modules: Modules) -> UnsupportedError:
+    example = next(m for m, role in modules.roles.items() if role.role is Role.ROUTED_EXPERT)
     kind = "native INT4" if storage == "int4" else "BF16"
     return UnsupportedError(
         f"the source has no FP8 weights to be the prefill view: its routed experts are {kind}",
+        where=modules.weights[example].weight.place,
         accepted="an FP8 checkpoint", hint="Use --make-fp8 (prefill.make_fp8: true) to derive FP8 from it.",
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EnvironmentProblem, RecipeError
+from ..errors import EnvironmentProblem, RecipeError, UsageError
 from ..recipe.validate import validate
 from .build import build_plan
 from .plan import PLAN_FORMAT, Plan, fate_row
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
     from ..recipe import Recipe
 
+_BEGINS = b'{"plan_format":'
 _ACCEPTED = "what `quantkit plan -o` wrote"
 
 
@@ -27,14 +28,25 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
     Raises:
         EnvironmentProblem: the file can't be written.
+        UsageError: a file that is no plan is there.
     """
+    # ASCII: a path in it may hold bytes that are no text.
+    data = json.dumps(plan.to_json(), indent=None, separators=(",", ":")).encode() + b"\n"
     try:
-        Path(path).write_text(
-            json.dumps(plan.to_json(), indent=None, ensure_ascii=False, separators=(",", ":")) + "\n",
-            encoding="utf-8",
-        )
+        _refuse_other_file(Path(path))
+        Path(path).write_bytes(data)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write the plan: {error.strerror}", where=str(path)) from None
+
+
+def _refuse_other_file(path: Path) -> None:
+    if path.is_file() and path.stat().st_size:
+        with open(path, "rb") as handle:
+            if not handle.read(len(_BEGINS)) == _BEGINS:
+                raise UsageError(
+                    "is there already and is no plan", where=str(path), accepted="a new file, or an older plan",
+                    hint="Choose another file, or delete this one.",
+                )  # fmt: skip
 
 
 def load_plan(
@@ -52,6 +64,8 @@ def load_plan(
         RecipeError: not a plan file; the source has changed since; or this quantkit plans it differently.
     """
     try:
+        if Path(path).is_char_device():
+            raise RecipeError("is a device, not a plan file", where=str(path), accepted=_ACCEPTED)
         text = Path(path).read_bytes().decode()
     except OSError as error:
         raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None

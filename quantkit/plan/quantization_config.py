@@ -127,7 +127,7 @@ def _source_groups(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         name: group
         for name, group in groups.items()
-        if isinstance(group, dict) and (group.get("weights") or {}).get("type") == "float"
+        if isinstance(group, dict) and isinstance(w := group.get("weights"), dict) and w.get("type") == "float"
     }
 
 
@@ -136,7 +136,8 @@ def _source_group(module: str, groups: Mapping[str, Mapping[str, Any]]) -> str |
     from .targets import matches
 
     for name, group in groups.items():
-        targets = [t for t in group.get("targets") or () if isinstance(t, str)]
+        stated = group.get("targets")
+        targets = [t for t in stated if isinstance(t, str)] if isinstance(stated, list) else []
         if any(matches(t, module) for t in targets) or "Linear" in targets:
             return name
     return None

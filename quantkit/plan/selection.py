@@ -7,7 +7,7 @@ answers, only worse, and public tools have shipped all three by a pattern that w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..checkpoint.tensor import StoredWeight, TensorInfo
@@ -41,6 +41,12 @@ class Modules:
     weights: Mapping[str, StoredWeight]
     roles: Mapping[str, TensorRole]
     others: Mapping[str, tuple[TensorInfo, TensorRole]]
+
+    def all_roles(self) -> Iterator[TensorRole]:
+        """The role of every module and of every tensor outside of one."""
+        yield from self.roles.values()
+        for _, role in self.others.values():
+            yield role
 
 
 def forbidden_because(role: TensorRole) -> str | None:

@@ -15,11 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import UnsupportedError
 from ..models.families import Family
 from ..models.role import Role, TensorRole
 
 _KIND_OF = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,8})(?=\.|$)")  # as in models.classify
 _OPEN = r"(?:.*\.)?"
 
 Numbers = tuple[int, ...] | None  # None: any number
@@ -83,11 +84,9 @@ class Universe:
     def _outside(self, form: _Form, members: frozenset[str]) -> list[str]:
         """Modules outside the decoder layers: by full name, or by one pattern when all of a form are members."""
         full = f"{form.parent}.{form.last}" if form.parent else form.last
-        if "{N}" not in full:
-            return [full]
         alike = [m for m, f in self._forms.items() if f == form]
         inside = [m for m in alike if m in members]
-        if len(inside) < len(alike):
+        if "{N}" not in full or len(inside) < len(alike):
             return inside
         return ["re:" + re.escape(full).replace(r"\{N\}", r"\d+") + "$"]
 
@@ -116,7 +115,7 @@ class Universe:
             membership: module -> group.
 
         Raises:
-            RuntimeError: the derived patterns are wrong; a defect of quantkit, never of the input.
+            UnsupportedError: the names can't be told apart by patterns (no published model has such names).
         """
         compiled = {p: (g, _compile(p)) for g, patterns in groups.items() for p in patterns}
         unused = set(compiled)
@@ -125,9 +124,17 @@ class Universe:
             unused.difference_update(matched)
             hit, own = {compiled[p][0] for p in matched}, membership.get(module)
             if hit != ({own} if own else set()):
-                raise RuntimeError(f"{module} of {own} is matched by {', '.join(matched) or 'no pattern'}")
+                raise UnsupportedError(
+                    f"module {module!r} of {own} is matched by {', '.join(matched) or 'no pattern'}: its name "
+                    "can't be told from others by a pattern, as the engines need it",
+                    where="tensor names", accepted="names like those of published models",
+                    hint="Rename the tensors.",
+                )  # fmt: skip
         if unused:
-            raise RuntimeError(f"patterns match nothing: {', '.join(sorted(unused))}")
+            raise UnsupportedError(
+                f"names can't be told apart by patterns: {', '.join(sorted(unused))} match nothing",
+                where="tensor names", hint="Rename the tensors.",
+            )  # fmt: skip
 
     def _sample(self, membership: Mapping[str, str]) -> Iterable[str]:
         """All modules; of many experts of one layer and group the first and last stand for the rest."""

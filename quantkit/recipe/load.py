@@ -52,9 +52,10 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
             hint=nearest(text_name, recipe_names()) if "/" not in text_name else None,
         )  # fmt: skip
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise RecipeError(f"{path.stat().st_size} bytes are too many for a recipe", where=str(path))
-        data = path.read_bytes()
+        with open(path, "rb") as handle:  # the size is not asked for: a pipe or device states none
+            data = handle.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise RecipeError(f"more than {_MAX_BYTES:,} bytes are too many for a recipe", where=str(path))
     except OSError as error:
         raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
     return parse_recipe(data, where=str(path))

@@ -8,7 +8,7 @@ from quantkit import api
 
 from ..console import Console
 from ..lazy import Example, command
-from ..options import Choice, Source, output_options, recipe_options, revision_option
+from ..options import Choice, OutputPath, Source, output_options, recipe_options, revision_option
 from ..planning import planned
 
 
@@ -34,7 +34,7 @@ from ..planning import planned
     "--plan", "plan_file", type=click.Path(), metavar="FILE", help="Execute this plan, made by `quantkit plan -o`."
 )
 @click.option(
-    "-o", "--output", type=click.Path(), metavar="DIR", help="Where the artifact goes (default: ./NAME-w4-gGROUP)."
+    "-o", "--output", type=OutputPath(), metavar="DIR", help="Where the artifact goes (default: ./NAME-w4-gGROUP)."
 )
 @click.option(
     "-j",

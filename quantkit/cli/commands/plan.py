@@ -8,7 +8,7 @@ from quantkit import api
 
 from ..console import Console
 from ..lazy import Example, command
-from ..options import Choice, Source, gpu_options, output_options, recipe_options, revision_option
+from ..options import Choice, OutputPath, Source, gpu_options, output_options, recipe_options, revision_option
 from ..planning import planned
 
 
@@ -30,7 +30,7 @@ from ..planning import planned
 @click.option(
     "-o",
     "--output",
-    type=click.Path(),
+    type=OutputPath(),
     metavar="FILE",
     help="Also write the plan to this file, for `convert --plan`.",
 )

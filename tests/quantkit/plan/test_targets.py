@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quantkit.errors import UnsupportedError
 from quantkit.models.classify import find_family
 from quantkit.plan.targets import Universe, matches
 
@@ -59,5 +60,5 @@ def test_all_main_experts_are_one_pattern_without_shared_ones_and_mtp() -> None:
     ],
 )
 def test_wrong_patterns_are_refused(patterns: tuple[str, ...], membership: dict[str, str], says: str) -> None:
-    with pytest.raises(RuntimeError, match=says):
+    with pytest.raises(UnsupportedError, match=says):
         UNIVERSE.check({"a": patterns}, membership)
