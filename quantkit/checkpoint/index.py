@@ -201,7 +201,7 @@ def _check_numbering(store: FileStore, present: set[str]) -> None:
             sets.setdefault((match["stem"], int(match["count"])), set()).add(int(match["number"]))
     for (stem, count), numbers in sorted(sets.items()):
         if len(numbers) != count:
-            gaps = [str(n) for n in range(1, count + 1) if n not in numbers]
+            gaps = [str(n) for n in range(1, min(count, len(numbers) + 8) + 1) if n not in numbers]
             raise SourceError(
                 f"{len(numbers)} of the {count} files {stem}-*-of-{count:05d}{SUFFIX} are there and no index says "
                 f"whether that is all (numbers missing: {', '.join(gaps[:8]) or 'none'})",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..artifact.artifact import Artifact
 from ..artifact.attachments import write_first_attachments
+from ..artifact.durable import disk_errors
 from ..artifact.layout import DECODE, PREFILL
 from ..errors import Interrupted, UsageError
 from ..plan.memory import choose_budget, widest_row_block
@@ -55,8 +56,9 @@ def convert(
         Interrupted: Ctrl-C; resumable.
     """
     out = Path.cwd() / out_dir
-    if out.is_symlink() and out.exists():  # the working directory must lie beside the real place to be renamed
-        out = out.resolve()
+    with disk_errors(out):
+        if out.is_symlink() and out.exists():  # the working directory must lie beside the real place to be renamed
+            out = out.resolve()
     mode = plan.recipe.prefill.place
     _check_options(plan, checkpoint, mode, consume)
     finished = finished_artifact(out, plan)

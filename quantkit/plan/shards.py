@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from .fate import Job, Shard
 
-_DIGITS = re.compile(r"(\d+)")
+_DIGITS = re.compile(r"(\d{1,18})")  # Python refuses numbers of thousands of digits
 
 
 def natural_key(name: str) -> tuple[str | int, ...]:
