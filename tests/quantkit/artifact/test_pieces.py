@@ -22,7 +22,7 @@ from quantkit.artifact.canonical import canonical_json, hash_file, round_figure,
 from quantkit.artifact.durable import write_file
 from quantkit.artifact.journal import Journal
 from quantkit.artifact.place import Way, choose_way, place_file
-from quantkit.artifact.report_html import bar_chart
+from quantkit.artifact.attachments.report_html import bar_chart
 from quantkit.artifact.shard import ShardWriter
 from quantkit.checkpoint.tensor import TensorInfo
 from quantkit.errors import ArtifactError, EnvironmentProblem, SourceError, UsageError

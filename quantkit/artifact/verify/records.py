@@ -6,16 +6,16 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..errors import ArtifactError
-from ..plan.fate import Action
-from ..scheme import Fp8Block, Int4Group, OutputTensor
-from .artifact import Artifact
-from .canonical import tensor_root
+from ...errors import ArtifactError
+from ...plan.fate import Action
+from ...scheme import Fp8Block, Int4Group, OutputTensor
+from ..artifact import Artifact
+from ..canonical import tensor_root
+from ..layout import TENSORS, VIEWS
+from ..manifest import Manifest
+from ..records import Outcome, TensorRecord
+from ..view import View
 from .findings import Findings, Section
-from .layout import TENSORS, VIEWS
-from .manifest import Manifest
-from .records import Outcome, TensorRecord
-from .view import View
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ACTIONS = {action.value for action in Action}

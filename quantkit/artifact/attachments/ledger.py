@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArtifactError, UsageError
-from .canonical import parse_json, readable_json, sha256_hex
-from .durable import disk_errors, read_regular, write_file
-from .layout import ATTACHMENT_LIST, ATTACHMENTS, MODEL_CARD, PROVENANCE, REPORT_HTML, REPORT_JSON
+from ...errors import ArtifactError, UsageError
+from ..canonical import parse_json, readable_json, sha256_hex
+from ..durable import disk_errors, read_regular, write_file
+from ..layout import ATTACHMENT_LIST, ATTACHMENTS, MODEL_CARD, PROVENANCE, REPORT_HTML, REPORT_JSON
 
 if TYPE_CHECKING:
-    from ..checkpoint import Checkpoint
-    from .artifact import Artifact
-    from .manifest import Manifest
+    from ...checkpoint import Checkpoint
+    from ..artifact import Artifact
+    from ..manifest import Manifest
 
 
 def add_attachment(
@@ -89,9 +89,9 @@ def write_first_attachments(
     Args:
         recipe_repo: repository that the recipe was written for; names the base model of a local source.
     """
+    from ..records import read_records
     from .model_card import render_card
     from .provenance import render_provenance
-    from .records import read_records
     from .report import build_report
     from .report_html import render_html
 

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .canonical import hash_file, readable_json
-from .layout import MANIFEST
+from ..canonical import hash_file, readable_json
+from ..layout import MANIFEST
 
 if TYPE_CHECKING:
-    from ..checkpoint import Checkpoint
-    from .manifest import Manifest
+    from ...checkpoint import Checkpoint
+    from ..manifest import Manifest
 
 BUILD_TYPE = "https://quantkit.dev/convert/v1"
 

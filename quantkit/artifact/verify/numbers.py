@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from ..errors import QuantkitError, SourceError
-from .artifact import Artifact
-from .dequantize import RowReader, row_nbytes, row_tiles
+from ...errors import QuantkitError, SourceError
+from ..artifact import Artifact
+from ..dequantize import RowReader, row_nbytes, row_tiles
+from ..layout import VIEWS
+from ..records import TensorRecord
+from ..view import View
 from .findings import Findings, Section
-from .layout import VIEWS
-from .records import TensorRecord
-from .verify_records import Accounts
-from .view import View
+from .records import Accounts
 
 if TYPE_CHECKING:
-    from ..checkpoint.tensor import StoredWeight
+    from ...checkpoint.tensor import StoredWeight
 
 SAMPLE = 24
 _TILE_BYTES = 2 << 20
@@ -126,9 +126,9 @@ def _relative_error(artifact: Artifact, weight: StoredWeight, original: StoredWe
 
 def check_engines(artifact: Artifact, findings: Findings) -> None:
     """Which engines and tensor-parallel sizes can load each view; a problem only when none can."""
-    from ..models.config import text_shape
-    from ..models.engine_rules import Level
-    from ..models.engines import check_all, verdict
+    from ...models.config import text_shape
+    from ...models.engine_rules import Level
+    from ...models.engines import check_all, verdict
 
     for view in (artifact.prefill, artifact.decode):
         if view.is_reference:

@@ -8,18 +8,18 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from ..checkpoint.tensor import TensorInfo
-from ..errors import QuantkitError
-from .artifact import Artifact
-from .attachments import read_attachments
-from .canonical import hash_file, parse_json
-from .durable import read_regular
+from ...checkpoint.tensor import TensorInfo
+from ...errors import QuantkitError
+from ..artifact import Artifact
+from ..attachments import read_attachments
+from ..canonical import hash_file, parse_json
+from ..durable import read_regular
+from ..layout import ATTACHMENTS, JOURNAL, MANIFEST, MODEL_CARD, PROVENANCE, TENSORS, VIEWS
+from ..manifest import FileEntry
+from ..place import Way, place_file
+from ..progress import OnProgress, Progress
+from ..view import View, read_mark
 from .findings import Findings, Section
-from .layout import ATTACHMENTS, JOURNAL, MANIFEST, MODEL_CARD, PROVENANCE, TENSORS, VIEWS
-from .manifest import FileEntry
-from .place import Way, place_file
-from .progress import OnProgress, Progress
-from .view import View, read_mark
 
 MAX_READERS = 8
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..units import format_bytes
+from ...units import format_bytes
 
 if TYPE_CHECKING:
-    from .manifest import Manifest
+    from ..manifest import Manifest
 
 
 def render_card(

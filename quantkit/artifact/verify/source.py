@@ -12,16 +12,16 @@ from collections import defaultdict
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from ..checkpoint.tensor import TensorInfo
-from .artifact import Artifact
+from ...checkpoint.tensor import TensorInfo
+from ..artifact import Artifact
+from ..place import Way, place_file
+from ..progress import OnProgress
+from .files import ByteCounter
 from .findings import Findings, Section
-from .place import Way, place_file
-from .progress import OnProgress
-from .verify_files import ByteCounter
-from .verify_records import Accounts
+from .records import Accounts
 
 if TYPE_CHECKING:
-    from ..checkpoint import Checkpoint
+    from ...checkpoint import Checkpoint
 
 
 def check_source(
@@ -33,7 +33,7 @@ def check_source(
     Raises:
         SourceError, EnvironmentProblem: the source itself can't be opened or read.
     """
-    from ..checkpoint import Checkpoint, open_checkpoint
+    from ...checkpoint import Checkpoint, open_checkpoint
 
     opened = nullcontext(source) if isinstance(source, Checkpoint) else open_checkpoint(source)
     with opened as checkpoint, findings.section("source") as section:

@@ -12,18 +12,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .artifact import Artifact
-from .findings import Check, Findings, VerifyReport
-from .progress import OnProgress
-from .verify_files import check_attachments, check_files, check_identity, check_marks
-from .verify_numbers import check_engines, check_errors, check_scales, check_transforms
-from .verify_records import Accounts, check_headers, check_pairing, check_records
-from .verify_source import check_source
+from ..artifact import Artifact
+from ..progress import OnProgress
+from .files import check_attachments, check_files, check_identity, check_marks
+from .findings import Findings, VerifyReport
+from .numbers import check_engines, check_errors, check_scales, check_transforms
+from .records import Accounts, check_headers, check_pairing, check_records
+from .source import check_source
 
 if TYPE_CHECKING:
-    from ..checkpoint import Checkpoint
-
-__all__ = ["Check", "VerifyReport", "verify_artifact"]
+    from ...checkpoint import Checkpoint
 
 
 def verify_artifact(

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from .canonical import round_figure
-from .layout import VIEWS
+from ..canonical import round_figure
+from ..layout import VIEWS
 
 if TYPE_CHECKING:
-    from .manifest import Manifest
-    from .records import TensorRecord
+    from ..manifest import Manifest
+    from ..records import TensorRecord
 
 WORST = 20
 

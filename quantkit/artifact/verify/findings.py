@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import QuantkitError
+from ...errors import QuantkitError
 
 MOST_PER_CHECK = 50  # a truncated file breaks thousands of tensors; the first ones say it all
 
