@@ -7,7 +7,7 @@
 
 namespace {
 
-QK_INLINE vf clamped_quotient(vf w, vf s) { return maxf(minf(w / s, splat(7.0f)), splat(-8.0f)); }
+QK_INLINE vf clamped(vf t) { return maxf(minf(t, splat(7.0f)), splat(-8.0f)); }
 
 // Sum over each of W groups of G weights of f(index of the weight, group's scale); lane i is group i.
 template <int G, class F>
@@ -22,8 +22,10 @@ QK_INLINE vf group_sums(const float* scales, const F& f) {
         0);
 }
 
-QK_INLINE vf squared_error(vf w, vf s) {
-    const vf q = (clamped_quotient(w, s) + ROUND) - ROUND;
+// q of the quotient t = w / s.
+QK_INLINE vf code_of(vf t) { return (clamped(t) + ROUND) - ROUND; }
+
+QK_INLINE vf squared_error(vf w, vf s, vf q) {
     const vf d = w - s * q;
     return d * d;
 }
@@ -42,8 +44,8 @@ bool quantize_batch(const float* w, const float* importance, int groups, const Q
     if (any(top >= INFINITE)) return false;
     const vf base = number(top) / splat(7.5f);
 
-    float scales[W];
-    vf best_scale{}, best_error{};
+    float scales[W];  // that the codes are made with
+    vf best_scale{}, best_error{}, first_error{};
     const auto search = [&](const auto& term) QK_LAMBDA {
         for (int64_t c = 0; c < out.num_factors; ++c) {
             const vf rounded = from_bf16(bf16_of(base * splat(out.factors[c])));
@@ -53,15 +55,40 @@ bool quantize_batch(const float* w, const float* importance, int groups, const Q
             const vi is_better = c == 0 ? ~vi{} : error < best_error;
             best_scale = is_better ? scale : best_scale;
             best_error = is_better ? error : best_error;
+            if (c == 0) first_error = error;
         }
         store(scales, best_scale);
     };
-    const auto plain = [&](int i, vf s) QK_LAMBDA { return squared_error(load<vf>(w + i), s); };
+    const auto plain = [&](int i, vf s) QK_LAMBDA {
+        const vf x = load<vf>(w + i);
+        return squared_error(x, s, code_of(x / s));
+    };
     if (importance) {
         search([&](int i, vf s) QK_LAMBDA { return plain(i, s) * load<vf>(importance + i); });
         best_error = group_sums<G>(scales, plain);
     } else {
         search(plain);
+        if (out.is_unbiased) {
+            const vf overlap = group_sums<G>(scales, [&](int i, vf s) QK_LAMBDA {
+                const vf t = load<vf>(w + i) / s;
+                return code_of(t) * t;
+            });
+            const vf square = group_sums<G>(scales, [&](int i, vf s) QK_LAMBDA {
+                const vf t = load<vf>(w + i) / s;
+                return t * t;
+            });
+            const vf rounded = from_bf16(bf16_of(best_scale * (square / overlap)));
+            const vf unbiased = overlap > vf{} ? rounded : best_scale;
+            float stored[W];
+            store(stored, unbiased);
+            const vf error = group_sums<G>(scales, [&](int i, vf s) QK_LAMBDA {
+                const vf x = load<vf>(w + i);
+                return squared_error(x, splat(stored[i / G]), code_of(x / s));
+            });
+            const vi is_kept = error <= first_error;
+            best_scale = is_kept ? unbiased : best_scale;
+            best_error = is_kept ? error : best_error;
+        }
     }
     const vf energy = group_sums<G>(scales, [&](int i, vf) QK_LAMBDA {
         const vf x = load<vf>(w + i);
@@ -75,7 +102,7 @@ bool quantize_batch(const float* w, const float* importance, int groups, const Q
     for (int i = 0; i < groups; ++i) {
         const vf s = splat(scales[i]);
         for (int k = 0; k < G; k += W) {
-            const vi q = bits(clamped_quotient(load<vf>(w + i * G + k), s) + (ROUND + 8.0f)) & 15;
+            const vi q = bits(clamped(load<vf>(w + i * G + k) / s) + (ROUND + 8.0f)) & 15;
             store(reinterpret_cast<uint8_t*>(nibbles) + i * G + k, to_bytes(q));
         }
     }

@@ -67,7 +67,7 @@ int with(int isa, const Call& call) {
 }  // namespace
 
 // Raised whenever a signature or struct of quantkit_kernels.h changes.
-QK_EXPORT int qk_abi_version() { return 2; }
+QK_EXPORT int qk_abi_version() { return 3; }
 
 // 1: built in and supported here. 0: not supported by this processor. -1: not in this build.
 QK_EXPORT int qk_isa_state(int isa) { return !ops_of(isa) ? -1 : processor_has(isa); }

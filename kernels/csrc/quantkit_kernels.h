@@ -53,6 +53,7 @@ struct QkInt4Out {
     int64_t group_size;
     const float* factors;  // candidates of the scale search, see search.py
     int64_t num_factors;
+    int32_t is_unbiased;  // the scale of output gain 1 is stored, see search.py; only without importance
     const float* importance;  // [columns], what a squared error counts in the search; null: each counts 1
 };
 

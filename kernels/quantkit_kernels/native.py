@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import NanCodeError, NonFiniteError
+from .search import Method
 from .types import F32, I32, U8, U16, Int4Weight, empty_int4
 
 ENV_ISA = "QUANTKIT_CPU_ISA"
 ISA_LEVELS = ("portable", "avx2", "avx512")  # the numbers of quantkit_kernels.h
-ABI_VERSION = 2
+ABI_VERSION = 3
 LIBRARY_PATTERN = "libquantkit_kernels*"
 _NAN_CODE, _NON_FINITE = 1, 2
 
@@ -59,7 +60,7 @@ class _Int4Out(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         ("packed", c_void_p), ("scale", c_void_p), ("error", c_void_p), ("energy", c_void_p),
         ("group_size", c_int64), ("factors", c_void_p), ("num_factors", c_int64),
-        ("importance", c_void_p),
+        ("is_unbiased", c_int32), ("importance", c_void_p),
     ]  # fmt: skip
 
 
@@ -117,18 +118,18 @@ class Native:
         return out
 
     def fp8_to_int4(
-        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, factors: F32
+        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, method: Method
     ) -> Int4Weight:
         out = empty_int4(codes.shape[0], codes.shape[1], group_size)
         source = _fp8(codes, scales, block, row_offset)
-        self._call("qk_fp8_to_int4", row_offset, byref(source), byref(_int4_out(out, group_size, factors)))
+        self._call("qk_fp8_to_int4", row_offset, byref(source), byref(_int4_out(out, group_size, method)))
         return out
 
     def float_to_int4(
-        self, weight: F32 | U16, row_offset: int, group_size: int, factors: F32, importance: F32 | None = None
+        self, weight: F32 | U16, row_offset: int, group_size: int, method: Method, importance: F32 | None = None
     ) -> Int4Weight:
         out = empty_int4(weight.shape[0], weight.shape[1], group_size)
-        source, target = _plain(weight), _int4_out(out, group_size, factors, importance)
+        source, target = _plain(weight), _int4_out(out, group_size, method, importance)
         self._call("qk_plain_to_int4", row_offset, byref(source), byref(target))
         return out
 
@@ -220,7 +221,8 @@ def _int4(packed: I32, scale: U16, columns: int, group_size: int) -> _Int4:
     return _Int4(_at(packed), _stride(packed), _at(scale), _stride(scale), packed.shape[0], columns, group_size)
 
 
-def _int4_out(out: Int4Weight, group_size: int, factors: F32, importance: F32 | None = None) -> _Int4Out:
+def _int4_out(out: Int4Weight, group_size: int, method: Method, importance: F32 | None = None) -> _Int4Out:
     arrays = (_at(out.packed), _at(out.scale), _at(out.error), _at(out.energy))
     weights = None if importance is None else _at(importance)
-    return _Int4Out(*arrays, group_size, _at(factors), factors.size, weights)
+    is_unbiased = method.is_unbiased and importance is None
+    return _Int4Out(*arrays, group_size, _at(method.factors), method.factors.size, is_unbiased, weights)

@@ -11,8 +11,9 @@ the row at which the tile starts; positions in errors then count from the top of
 Numerics (docs/format.md section 3; the torch twin is the specification, every backend gives the same bits):
 W = float32(code) * float32(scale), rounded once to float32; per group s = bf16_rne(absmax / 7.5 * factor), with
 INT4_ZERO_SCALE in place of an s that is zero (a group of zeros, or one so small that s underflows: all its
-q are 0); q = clamp(rne(W / float32(s)), -8, 7) by IEEE division; sums over a group add the upper half to the lower
-half until one number is left. Source: compressed-tensors 0.19 ``calculate_qparams`` and ``quantize``.
+q are 0); q = clamp(rne(W / float32(s)), -8, 7) by IEEE division; ``mse`` then keeps q and stores a scale of
+unbiased gain in place of s (``search.py``); sums over a group add the upper half to the lower half until one
+number is left. Source: compressed-tensors 0.19 ``calculate_qparams`` and ``quantize``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from . import arrays
 from .registry import active
-from .search import factors_of
+from .search import method_of
 from .types import F32, I32, U8, U16, Int4Weight
 
 
@@ -69,7 +70,7 @@ def fp8_to_int4(
     """
     checked = arrays.fp8_weight(codes, scales, block, row_offset)
     arrays.check_group(checked[0].shape[1], group_size)
-    return active().fp8_to_int4(*checked, group_size, factors_of(method))
+    return active().fp8_to_int4(*checked, group_size, method_of(method))
 
 
 def float_to_int4(
@@ -87,7 +88,8 @@ def float_to_int4(
         group_size, method: as in ``fp8_to_int4``.
         row_offset: only added to the row in errors.
         importance: float32 ``[I]``, not negative: the scale search minimises the sum of
-            importance * (W - q * scale)^2, as calibration wants. ``error`` of the result stays the plain sum.
+            importance * (W - q * scale)^2, as calibration wants, and the best of the grid is stored as it is.
+            ``error`` of the result stays the plain sum.
 
     Raises:
         NonFiniteError: a weight is NaN or infinite. TypeError, ValueError: an argument does not fit.
@@ -96,7 +98,7 @@ def float_to_int4(
     arrays.check_group(weight.shape[1], group_size)
     if importance is not None:
         importance = arrays.importance(importance, weight.shape[1])
-    return active().float_to_int4(weight, row_offset, group_size, factors_of(method), importance)
+    return active().float_to_int4(weight, row_offset, group_size, method_of(method), importance)
 
 
 def int4_to_float32(packed: I32, scale: U16, columns: int, *, group_size: int | None = None) -> F32:

@@ -12,6 +12,7 @@ import warnings
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from .search import Method
 from .types import F32, I32, U8, U16, Int4Weight
 
 ENV_BACKEND = "QUANTKIT_KERNELS"
@@ -28,11 +29,11 @@ class Backend(Protocol):
     def fp8_to_bf16(self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int) -> U16: ...
 
     def fp8_to_int4(
-        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, factors: F32
+        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, method: Method
     ) -> Int4Weight: ...
 
     def float_to_int4(
-        self, weight: F32 | U16, row_offset: int, group_size: int, factors: F32, importance: F32 | None = None
+        self, weight: F32 | U16, row_offset: int, group_size: int, method: Method, importance: F32 | None = None
     ) -> Int4Weight: ...
 
     def int4_to_float32(self, packed: I32, scale: U16, columns: int, group_size: int) -> F32: ...

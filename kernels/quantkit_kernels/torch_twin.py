@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import NanCodeError, NonFiniteError
+from .search import Method
 from .types import F32, FP8_MAX, FP8_ZERO_SCALE, I32, INT4_ZERO_SCALE, U8, U16, Int4Weight, empty_int4
 
 if TYPE_CHECKING:
@@ -44,23 +45,23 @@ class TorchTwin:
         return out
 
     def fp8_to_int4(
-        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, factors: F32
+        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, method: Method
     ) -> Int4Weight:
         out = empty_int4(codes.shape[0], codes.shape[1], group_size)
         for rows in _tiles(codes.shape):
             weight = _product(codes[rows], scales, block, row_offset + rows.start)
             _refuse(row_offset + rows.start, _is_nan_code(codes[rows]), weight)
-            _quantize_into(out, rows, weight, group_size, factors)
+            _quantize_into(out, rows, weight, group_size, method)
         return out
 
     def float_to_int4(
-        self, weight: F32 | U16, row_offset: int, group_size: int, factors: F32, importance: F32 | None = None
+        self, weight: F32 | U16, row_offset: int, group_size: int, method: Method, importance: F32 | None = None
     ) -> Int4Weight:
         out = empty_int4(weight.shape[0], weight.shape[1], group_size)
         for rows in _tiles(weight.shape):
             tile = _plain(weight[rows])
             _refuse(row_offset + rows.start, None, tile)
-            _quantize_into(out, rows, tile, group_size, factors, importance)
+            _quantize_into(out, rows, tile, group_size, method, importance)
         return out
 
     def int4_to_float32(self, packed: I32, scale: U16, columns: int, group_size: int) -> F32:
@@ -176,9 +177,19 @@ def _codes_of(w: Tensor, s: Tensor) -> Tensor:
     return torch.round(w / s.unsqueeze(-1)).clamp(-8, 7)
 
 
-def _squared_error(w: Tensor, s: Tensor, importance: Tensor | None = None) -> Tensor:
-    d = w - s.unsqueeze(-1) * _codes_of(w, s)
+def _squared_error(w: Tensor, s: Tensor, q: Tensor, importance: Tensor | None = None) -> Tensor:
+    d = w - s.unsqueeze(-1) * q
     return _fold(d * d if importance is None else d * d * importance)
+
+
+def _unbiased(w: Tensor, s: Tensor, q: Tensor) -> Tensor:
+    """The bf16 scale with which codes q, those of s, project onto w with gain 1; s where all q are 0."""
+    import torch
+
+    t = w / s.unsqueeze(-1)
+    overlap = _fold(q * t)
+    gain = _fold(t * t) / overlap
+    return torch.where(overlap > 0, _from_bf16_bits(_to_bf16_bits(s * gain).numpy()), s)
 
 
 def _candidate(base: Tensor, factor: float) -> Tensor:
@@ -190,7 +201,7 @@ def _candidate(base: Tensor, factor: float) -> Tensor:
 
 
 def _quantize_into(
-    out: Int4Weight, rows: slice, weight: Tensor, group_size: int, factors: F32, importance: F32 | None = None
+    out: Int4Weight, rows: slice, weight: Tensor, group_size: int, method: Method, importance: F32 | None = None
 ) -> None:
     import torch
 
@@ -198,18 +209,26 @@ def _quantize_into(
     w = weight.reshape(weight.shape[0], -1, group_size)  # [O, G, group]
     absmax = w.abs().amax(dim=-1) if w.numel() else w.new_empty(w.shape[:2])
     base = absmax / torch.full_like(absmax, 7.5)
-    scale = _candidate(base, float(factors[0]))
-    error = _squared_error(w, scale, counts)
-    for factor in factors[1:]:
+    scale = _candidate(base, float(method.factors[0]))
+    error = first_error = _squared_error(w, scale, _codes_of(w, scale), counts)
+    for factor in method.factors[1:]:
         candidate = _candidate(base, float(factor))
-        trial = _squared_error(w, candidate, counts)
+        trial = _squared_error(w, candidate, _codes_of(w, candidate), counts)
         is_better = trial < error
         scale, error = torch.where(is_better, candidate, scale), torch.where(is_better, trial, error)
-    nibbles = _codes_of(w, scale).to(torch.int32).reshape(weight.shape[0], -1, 8) + 8
+    q = _codes_of(w, scale)
+    if counts is not None:
+        error = _squared_error(w, scale, q)
+    elif method.is_unbiased:
+        unbiased = _unbiased(w, scale, q)
+        trial = _squared_error(w, unbiased, q)
+        is_kept = trial <= first_error
+        scale, error = torch.where(is_kept, unbiased, scale), torch.where(is_kept, trial, error)
+    nibbles = q.to(torch.int32).reshape(weight.shape[0], -1, 8) + 8
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
     out.packed[rows] = (nibbles << shifts).sum(dim=-1, dtype=torch.int32).numpy()
     out.scale[rows] = _to_bf16_bits(scale).numpy()
-    out.error[rows] = (error if counts is None else _squared_error(w, scale)).numpy()
+    out.error[rows] = error.numpy()
     out.energy[rows] = _fold(w * w).numpy()
 
 

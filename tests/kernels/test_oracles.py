@@ -75,27 +75,82 @@ def test_rtn_is_compressed_tensors(group_size: int, rows: int) -> None:
     np.testing.assert_allclose(got.energy, energy, rtol=1e-5)
 
 
-@pytest.mark.parametrize("by_importance", [False, True])
-def test_mse_is_the_best_of_its_grid_in_float64(by_importance: bool) -> None:
-    from quantkit_kernels.search import METHODS
+def _grid(w: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Candidates of mse ``[O, G, C]``, their codes ``[O, G, C, 32]`` and errors ``[O, G, C]`` in float64."""
+    groups = w.reshape(len(w), -1, 32).astype(np.float64)
+    factors = np.array([1.0, *(k / 80 for k in range(96, 55, -1) if k != 80)], np.float32)
+    base = (np.abs(groups).max(-1).astype(np.float32) / np.float32(7.5))[..., None] * factors
+    candidates = torch.from_numpy(base).to(torch.bfloat16).double().numpy()
+    q = np.clip(np.rint(groups[:, :, None] / candidates[..., None]), -8, 7)
+    squares = (groups[:, :, None] - q * candidates[..., None]) ** 2
+    return candidates, q, (squares * counts.reshape(-1, 1, 32)).sum(-1)
 
+
+def _stored(got: kernels.Int4Weight, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes ``[O, G, 32]`` and scales ``[O, G]`` in float64."""
+    q = unpack_from_int32(torch.from_numpy(got.packed), 4, (len(got.packed), columns)).double().numpy()
+    return q.reshape(len(q), -1, 32), kernels.bf16_to_float32(got.scale).astype(np.float64)
+
+
+def test_mse_by_importance_is_the_best_of_its_grid_in_float64() -> None:
     w = spread(4, (16, 256))
-    importance = np.random.default_rng(5).gamma(0.3, 1e3, 256).astype(np.float32) if by_importance else None
+    importance = np.random.default_rng(5).gamma(0.3, 1e3, 256).astype(np.float32)
     got = kernels.float_to_int4(w, 32, "mse", importance=importance)
-    counts = np.ones(256) if importance is None else importance.astype(np.float64)
-    groups = w.reshape(16, 8, 32).astype(np.float64)
-    base = (np.abs(groups).max(-1).astype(np.float32) / np.float32(7.5))[..., None] * METHODS["mse"]
-    candidates = torch.from_numpy(base).to(torch.bfloat16).double().numpy()[..., None]  # [O, G, C, 1]
-    q = np.clip(np.rint(groups[:, :, None] / candidates), -8, 7)
-    squares = (groups[:, :, None] - q * candidates) ** 2
-    errors = (squares * counts.reshape(8, 1, 32)).sum(-1)
-    chosen = kernels.bf16_to_float32(got.scale).astype(np.float64)
-    is_chosen = chosen[..., None] == candidates[..., 0]
+    candidates, _, errors = _grid(w, importance.astype(np.float64))
+    q, scale = _stored(got, 256)
+    is_chosen = scale[..., None] == candidates
     assert is_chosen.any(-1).all()
     np.testing.assert_allclose(np.where(is_chosen, errors, np.inf).min(-1), errors.min(-1), rtol=1e-5)
-    np.testing.assert_allclose(got.error, np.where(is_chosen, squares.sum(-1), np.inf).min(-1), rtol=1e-5)
-    if not by_importance:
-        assert (got.error <= kernels.float_to_int4(w, 32, "rtn").error).all()
+    plain = ((w.reshape(16, 8, 32) - q * scale[..., None]) ** 2).sum(-1)
+    np.testing.assert_allclose(got.error, plain, rtol=1e-5)
+
+
+def test_mse_has_the_best_codes_of_its_grid_and_an_unbiased_scale_in_float64() -> None:
+    w = spread(4, (64, 256))
+    got = kernels.float_to_int4(w, 32, "mse")
+    q, scale = _stored(got, 256)
+    candidates, codes, errors = _grid(w, np.ones(256))
+    is_chosen = (q[:, :, None] == codes).all(-1)  # candidates that give these codes
+    np.testing.assert_allclose(np.where(is_chosen, errors, np.inf).min(-1), errors.min(-1), rtol=1e-5)
+
+    groups = w.reshape(64, 8, 32).astype(np.float64)
+    unbiased = (groups**2).sum(-1) / (q * groups).sum(-1)
+    rounded = torch.from_numpy(unbiased).to(torch.bfloat16).double().numpy()
+    trial = ((groups - q * rounded[..., None]) ** 2).sum(-1)
+    is_unbiased, is_plain = scale == rounded, (scale[..., None] == candidates).any(-1)
+    assert (is_unbiased | is_plain).all()
+    rtn = errors[..., 0]
+    assert (trial[is_unbiased] <= rtn[is_unbiased] * (1 + 1e-5)).all()
+    assert (trial[~is_unbiased] > rtn[~is_unbiased] * (1 - 1e-5)).all()
+    assert 0.5 < is_unbiased.mean() < 1  # both occur
+    np.testing.assert_allclose(got.error, ((groups - q * scale[..., None]) ** 2).sum(-1), rtol=1e-5)
+    assert (got.error <= kernels.float_to_int4(w, 32, "rtn").error).all()
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_mse_does_not_shrink(group_size: int) -> None:
+    """The gain of the stored weights over the true ones; the plain search's (importance 1) falls short of 1."""
+    w = np.random.default_rng(6).standard_normal((128, 1024), dtype=np.float32)
+
+    def gain(**options: np.ndarray) -> float:
+        got = kernels.float_to_int4(w, group_size, "mse", **options)
+        back = kernels.int4_to_float32(got.packed, got.scale, 1024).astype(np.float64)
+        return float((back * w).sum() / (w.astype(np.float64) ** 2).sum())
+
+    assert abs(gain() - 1) < 1.5e-3
+    assert gain(importance=np.ones(1024, np.float32)) < 0.995
+
+
+@pytest.mark.parametrize("exponent", [-149, -140, -130, -120, -60, 0, 60, 120])
+def test_mse_scale_is_a_positive_number_at_every_size(exponent: int) -> None:
+    w = np.ldexp(np.random.default_rng(7).standard_normal((64, 256)), exponent).astype(np.float32)
+    w[:, :96] = np.ldexp(np.float32(0.5000001), exponent)  # codes of 0 or 1 beside a larger weight
+    w[:, ::32] = np.ldexp(np.float32(6.9), exponent)
+    scale = kernels.bf16_to_float32(kernels.float_to_int4(w, 32, "mse").scale)
+    assert np.isfinite(scale).all() and (scale > 0).all()
+    if -60 <= exponent <= 60:  # elsewhere squares under- or overflow
+        by_one = kernels.float_to_int4(np.ldexp(w, -exponent), 32, "mse")
+        assert np.array_equal(scale, np.ldexp(kernels.bf16_to_float32(by_one.scale), exponent))
 
 
 @pytest.mark.parametrize("columns", [8, 40, 63, 65, 1])

@@ -74,7 +74,7 @@ def test_fp8_to_int4(source: dict[str, Any], group_size: int, method: str) -> No
     columns = source["codes"].shape[1] // group_size * group_size
     if columns:
         source["codes"] = source["codes"][:, :columns]
-        agree(lambda b: b.fp8_to_int4(**source, group_size=group_size, factors=METHODS[method]))
+        agree(lambda b: b.fp8_to_int4(**source, group_size=group_size, method=METHODS[method]))
 
 
 @needs_native
