@@ -18,7 +18,7 @@ LAYERS = (  # top first; a module belongs to the longest prefix that fits
     ("quantkit.naming",),
     ("quantkit.convert", "quantkit.inspection"),
     ("quantkit.artifact",),
-    ("quantkit.plan",),
+    ("quantkit.plan", "quantkit.calibration"),
     ("quantkit.models", "quantkit.recipe"),
     ("quantkit.checkpoint",),
     ("quantkit.safetensors_header",),
@@ -40,10 +40,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef)
+
+
+def is_for_types(node: ast.AST) -> bool:
+    """``if TYPE_CHECKING:`` runs never."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
 def imported(name: str, path: Path, known: set[str]) -> Iterator[tuple[str, bool]]:
     """(module, is at module level) of every import statement, relative ones resolved."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    inner = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    inner = {id(n) for f in ast.walk(tree) if is_function(f) or is_for_types(f) for n in ast.walk(f)}
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
