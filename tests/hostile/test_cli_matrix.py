@@ -86,7 +86,7 @@ def refused(run: Run, source: Path, out: Path, code: int, parts: tuple[str, ...]
 
 
 def spoiled(
-    folder: Path, change: Callable[[Tensors], object], family: str = "glm_moe_dsa", **options: int
+    folder: Path, change: Callable[[Tensors], object], family: str = "glm_moe_dsa", **options: Any
 ) -> None:
     tensors, config = moe(family, **options)
     change(tensors)
