@@ -2,8 +2,8 @@
 
 An expert computes down(act(gate x) * (up x)), which is linear in up. Dividing row j of up by s_j and multiplying
 column j of down by it changes nothing but rounding, and nothing outside the expert: norms, router, shared experts
-and the FP8 view keep their bytes. AWQ makes the columns of down larger that see large inputs, so that they lose less
-to the group's step; up loses nothing, since its groups lie within a row and their steps scale with it.
+and the FP8 view keep their bytes. AWQ makes the columns of down larger that see large inputs, so that they lose
+less to the group's step; up loses nothing, since its groups lie within a row and their steps scale with it.
 
 The search is the paper's: s = a^alpha / sqrt(max * min), where a_j is the root mean square of down's input j (the
 paper takes the mean of absolute values; the Hessian's diagonal holds the squares), alpha from 0 (no fold) to 1 in
