@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.quantkit-installed
 # Tests use several processes; one OpenMP thread each, or they slow each other down tenfold.
-TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+TEST_ENV := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types packaging check bench golden docs wheel clean

@@ -1,0 +1,12 @@
+"""The tests do not depend on the settings of whoever runs them.
+
+Variables of the Hub client and of quantkit are removed before anything reads them: huggingface_hub takes them once,
+at import, so a fixture would come too late.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in [name for name in os.environ if name.startswith(("HF_", "QUANTKIT_")) or name == "NO_COLOR"]:
+    del os.environ[_name]
