@@ -179,14 +179,24 @@ def _fp8_linears(f: Facts) -> Iterator[Judgement]:
 
 def _one_scheme(f: Facts) -> Iterator[Judgement]:
     mixed = sorted(parent for parent, forms in f.experts.items() if len(forms) > 1)
+    layers: dict[str, set[Format]] = defaultdict(set)
+    for parent, forms in f.experts.items():
+        layers[parent.rpartition(".experts.")[0]] |= forms
+    split = sorted(layer for layer, found in layers.items() if len(found) > 1)
     if mixed:
-        forms = ", ".join(sorted(map(str, f.experts[mixed[0]])))
+        said = ", ".join(sorted(map(str, f.experts[mixed[0]])))
         yield (
             Level.NO,
-            f"projections of one expert differ ({forms}), in {len(mixed)} of {len(f.experts)}: {mixed[0]}",
+            f"projections of one expert differ ({said}), in {len(mixed)} of {len(f.experts)}: {mixed[0]}",
+        )
+    elif split:
+        said = ", ".join(sorted(map(str, layers[split[0]])))
+        yield (
+            Level.NO,
+            f"experts of one layer differ ({said}), in {len(split)} of {len(layers)} layers: {split[0]}",
         )
     elif f.experts:
-        yield Level.OK, "the three projections of an expert share one format"
+        yield Level.OK, "all experts of a layer share one format"
 
 
 def _merged(f: Facts) -> Iterator[Judgement]:

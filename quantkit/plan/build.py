@@ -26,6 +26,7 @@ from ..recipe.recipe import Recipe
 from ..scheme import Scheme, decode_scheme
 from .experts import check_experts, check_layers
 from .fate import Action, Fate, Job, Shard
+from .notices import notices
 from .plan import DERIVED, PUBLISHER, Plan, SourceId
 from .quantization_config import decode_config, prefill_config
 from .selection import Modules, select
@@ -100,7 +101,8 @@ class _Builder:
                 where="prefill.make_fp8", hint="Leave it out: the published files are the prefill view.",
             )  # fmt: skip
         scheme = decode_scheme(recipe.decode.scheme, recipe.decode.group_size)
-        warnings = [*checkpoint.warnings, *classifier.warnings, *([odd_layers] if odd_layers else [])]
+        warnings = [*checkpoint.warnings, *classifier.warnings, *notices(checkpoint)]
+        warnings += [odd_layers] if odd_layers else []
         return cls(checkpoint, recipe, classifier, modules, storage, scheme, warnings)
 
     def build(self) -> Plan:

@@ -210,9 +210,11 @@ def _capacity(
 
 def _engines(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
     """view -> engine -> tensor-parallel size -> level and the reasons that are not ``ok``."""
-    # One expert of every layer: within a layer all experts are stored alike.
+    # One expert of every layer and fate: those of one fate are stored alike.
     first = {
-        f.name.rpartition(".")[0] for f in plan.fates.values() if f.role is Role.ROUTED_EXPERT and f.expert == 0
+        (f.layer, f.name.rpartition(".")[0].rpartition(".")[2], f.decode): f.name.rpartition(".")[0]
+        for f in plan.fates.values()
+        if f.role is Role.ROUTED_EXPERT and f.name.endswith((".weight", ".weight_packed"))
     }
     configs = {"prefill": plan.prefill_config or checkpoint.config, "decode": plan.decode_config}
     return {
@@ -229,7 +231,10 @@ def _engines(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
                 for tp, findings in by_tp.items()
             }
             for engine, by_tp in check_all(
-                configs[view], quantization_of(configs[view]), sizes=TENSOR_PARALLEL, modules=sorted(first)
+                configs[view],
+                quantization_of(configs[view]),
+                sizes=TENSOR_PARALLEL,
+                modules=sorted(first.values()),
             ).items()
         }
         for view in VIEWS

@@ -188,6 +188,24 @@ def test_with_module_names_every_expert_is_checked() -> None:
     assert "in 1 of 12: model.layers.4.mlp.experts.2" in bad[0].message
 
 
+def test_experts_of_a_layer_share_a_format() -> None:
+    """Whole layers may differ; within one, an engine fuses all experts and knows one scheme."""
+    config = facts("glm-5.2-fp8")["config"]
+    experts = [
+        f"model.layers.{n}.mlp.experts.{e}.{p}_proj"
+        for n in (3, 4)
+        for e in (0, 1)
+        for p in ("gate", "up", "down")
+    ]
+    one_expert = [r"re:.*layers\.(3\.mlp\.experts\.1|4\.mlp\.experts\.\d+)\.(gate_proj|up_proj|down_proj)$"]
+    one_layer = [r"re:.*layers\.4\.mlp\.experts\.\d+\.(gate_proj|up_proj|down_proj)$"]
+    for targets, level in ((one_expert, Level.NO), (one_layer, Level.OK)):
+        found = check(config, decode_config(targets=targets), "vllm", 1, modules=experts)
+        (judged,) = [f for f in found if f.rule == "expert-one-format"]
+        assert judged.level is level, judged
+    assert "model.layers.3.mlp" not in judged.message
+
+
 def test_experts_of_layers_left_in_fp8_are_checked_too() -> None:
     # --layers 3: width 768 / TP 4 suits INT4 g32 and not FP8 blocks of 128
     quantization = decode_config(targets=[r"re:.*layers\.0\.mlp\.experts\.\d+\.\w+_proj$"])
