@@ -18,8 +18,8 @@ def notices(checkpoint: Checkpoint) -> Iterator[str]:
     method = (quantization_of(checkpoint.config) or {}).get("quant_method")
     if method is not None and method not in KNOWN_METHODS:
         yield (
-            f"quantization_config names the method {method!r}, quantkit knows {' and '.join(KNOWN_METHODS)}: weights "
-            "are read as their tensors say; compare a few with `quantkit inspect --tensor`"
+            f"quantization_config names the method {method!r}, quantkit knows {' and '.join(KNOWN_METHODS)}: "
+            "weights are read as their tensors say; compare a few with `quantkit inspect --tensor`"
         )
     fused = [t.name for t in checkpoint.tensors.values() if len(t.shape) == 3 and ".experts" in t.name]
     if fused:
