@@ -1,0 +1,160 @@
+"""One routed expert: its weights streamed in, run over its tokens, and calibrated by them.
+
+gate and up see the same tokens and share one Hessian and one factorisation. down's Hessian is taken behind the
+gate and up that were just quantized, because that is what it will see. A token counts the square of its routing
+weight, since the expert's output is multiplied by it.
+
+**Starved experts.** An expert with fewer than ``min_tokens`` tokens has its Hessians shrunk towards the layer's
+average input (``Hessian.shrunk``): ``AVERAGE_TOKENS`` tokens spread evenly over all samples, each counting the
+layer's mean squared routing weight; for down the same tokens sent through this expert's gate and up. The facts of
+every weight say how many tokens it had and whether it was shrunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .experts import Inputs, Routed
+from .gptq import Calibrated, GptqSettings, gptq
+from .hessian import Hessian
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Weights = Mapping[str, NDArray[np.float32]]
+
+GATE, UP, DOWN = "gate", "up", "down"
+AVERAGE_TOKENS = 512
+MIN_TOKENS = 64
+Gating = Callable[["Tensor"], "Tensor"]  # [n, 2 M], gate beside up -> [n, M], the model's own
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSettings:
+    """How an expert is calibrated.
+
+    Attributes:
+        gptq: of each weight.
+        min_tokens: an expert with fewer is starved.
+        propagate: ``quantized`` (the next layer sees what this one will compute) or ``original``.
+    """
+
+    gptq: GptqSettings = field(default_factory=GptqSettings)
+    min_tokens: int = MIN_TOKENS
+    propagate: str = "quantized"
+
+
+class Expert:
+    """The function of one expert, from its three weights.
+
+    Args:
+        weights: float32 by projection, gate and up ``[M, H]``, down ``[H, M]``.
+        gating: the model's own function of gate and up.
+    """
+
+    def __init__(self, weights: Weights, gating: Gating) -> None:
+        import torch
+
+        self._gating = gating
+        self._entry = torch.from_numpy(weights[GATE]), torch.from_numpy(weights[UP])
+        self._down = torch.from_numpy(weights[DOWN])
+
+    def inner(self, states: Tensor) -> Tensor:
+        """Inputs of down ``[n, M]``."""
+        import torch
+
+        gate, up = (states @ weight.T for weight in self._entry)
+        return self._gating(torch.cat([gate, up], -1))
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """``[n, H]`` -> ``[n, H]``."""
+        return self.inner(states) @ self._down.T
+
+
+def calibrate_expert(
+    weights: Weights, chosen: Collection[str], routed: Routed, inputs: Inputs, gating: Gating, where: str,
+    settings: ExpertSettings,
+) -> tuple[dict[str, Calibrated], Tensor]:  # fmt: skip
+    """Quantize the ``chosen`` projections of an expert by its tokens.
+
+    Args:
+        weights: float32 by projection.
+        routed: its tokens.
+        inputs: all tokens of the layer, for the average.
+        where: name of the expert, for errors.
+
+    Returns:
+        Results by projection, and the weighted outputs ``[n, H]`` that go on.
+
+    Raises:
+        SourceError: an activation that is not finite, a Hessian that stays singular; ``where`` and the projection
+            are named.
+    """
+    average = _average(inputs) if len(routed.tokens) < settings.min_tokens else None
+    entry = [p for p in (GATE, UP) if p in chosen]
+    found: dict[str, Calibrated] = {}
+    replaced = dict(weights)
+
+    def quantize(projections: list[str], seen: Callable[[Tensor], Tensor]) -> None:
+        columns = weights[projections[0]].shape[1]
+        at = f"{where}.{'/'.join(projections)}"
+        hessian = _hessian(columns, at, seen, routed, average, settings)
+        results = gptq([weights[p] for p in projections], hessian, settings.gptq)
+        for projection, result in zip(projections, results, strict=True):
+            found[projection], replaced[projection] = result, _back(result, columns)
+
+    if entry:
+        quantize(entry, lambda states: states)
+    if DOWN in chosen:
+        quantize([DOWN], Expert(replaced, gating).inner)
+    goes_on = replaced if settings.propagate == "quantized" else weights
+    return found, routed.outputs(Expert(goes_on, gating))
+
+
+def facts(result: Calibrated, settings: ExpertSettings) -> dict[str, Any]:
+    """What the artifact records of a calibrated weight; figures are rounded by whoever writes them.
+
+    ``tokens`` that the expert saw, ``shrunk`` if these were too few, ``form`` of the Hessian, ``percdamp`` used
+    and the ``attempts`` it took, rows that took a floor's codes, and ``error_to_rtn``, squared error of the output
+    over the tokens relative to rounding to nearest (None when that has none).
+    """
+    rtn = result.floor_errors.get("rtn", 0.0)
+    return {
+        "tokens": result.tokens, "shrunk": result.tokens < settings.min_tokens, "form": result.form,
+        "percdamp": result.percdamp, "attempts": result.attempts, "rows_from_floor": result.rows_from_floor,
+        "error_to_rtn": result.hessian_error / rtn if rtn > 0 else None,
+    }  # fmt: skip
+
+
+def _average(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Tokens spread evenly over the layer's, and what each counts."""
+    import torch
+
+    total = inputs.states.shape[0]
+    count = min(AVERAGE_TOKENS, total)
+    rows = torch.arange(count) * total // count
+    return inputs.states[rows], inputs.weight[rows].square().mean().expand(count)
+
+
+def _hessian(
+    columns: int, where: str, seen: Callable[[Tensor], Tensor], routed: Routed,
+    average: tuple[Tensor, Tensor] | None, settings: ExpertSettings,
+) -> Hessian:  # fmt: skip
+    hessian = Hessian(columns, where=where)
+    for states, weight in routed.chunks():
+        hessian.add(seen(states), weight.square())
+    if average is None:
+        return hessian
+    others = Hessian(columns, where=f"{where} (average of the layer)")
+    others.add(seen(average[0]), average[1])
+    return hessian.shrunk(others, settings.min_tokens)
+
+
+def _back(result: Calibrated, columns: int) -> NDArray[np.float32]:
+    import quantkit_kernels as kernels
+
+    return kernels.int4_to_float32(result.weight.packed, result.weight.scale, columns)

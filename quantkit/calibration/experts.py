@@ -1,0 +1,108 @@
+"""Routed experts without their fused module: transformers hands us the tokens, experts are streamed one by one.
+
+transformers (5.x) looks up what runs a layer's experts in its ``ExpertsInterface``. The function registered here
+passes hidden states, top-k indices and weights to the ``Stage`` that the layer's pass has set. A layer is passed
+twice: once up to its experts, to collect the tokens of all samples (``Collect``), and, when all experts have been
+run over all their tokens, once more with the finished output (``Replay``). So an expert's weights are read once
+for all samples, whatever comes before and after it inside the layer is transformers' own code, and attention is
+computed twice, which is little against calibrating experts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IMPLEMENTATION = "quantkit_streamed"
+CHUNK_TOKENS = 4096  # tokens of one expert at a time; a multiple of hessian.MICRO_BATCH
+_current = threading.local()  # the stage of the pass that this thread runs
+
+
+class Collected(Exception):
+    """A pass reached its experts and has given their inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Copies the inputs of the experts to rows ``start`` and on, then stops the pass with ``Collected``."""
+
+    inputs: Inputs
+    start: int
+
+    def __call__(self, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        rows = slice(self.start, self.start + hidden.shape[0])
+        self.inputs.states[rows], self.inputs.index[rows], self.inputs.weight[rows] = hidden, index, weight
+        raise Collected
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Returns the finished output of the experts, rows ``start`` and on."""
+
+    outputs: Tensor
+    start: int
+
+    def __call__(self, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        return self.outputs[self.start : self.start + hidden.shape[0]].clone()
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the experts of a layer get: states ``[T, H]``, expert numbers and routing weights ``[T, k]``."""
+
+    states: Tensor
+    index: Tensor
+    weight: Tensor
+
+    def routed(self, expert: int) -> Routed:
+        """The tokens of one expert, in the order of the samples."""
+        tokens, place = (self.index == expert).nonzero(as_tuple=True)
+        return Routed(self.states, tokens, self.weight[tokens, place])
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Tokens of one expert: rows ``tokens`` ``[n]`` of ``states`` ``[T, H]``, routing weights ``weight`` ``[n]``."""
+
+    states: Tensor
+    tokens: Tensor
+    weight: Tensor
+
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """States and routing weights of up to ``CHUNK_TOKENS`` tokens at a time."""
+        for start in range(0, len(self.tokens), CHUNK_TOKENS):
+            part = slice(start, start + CHUNK_TOKENS)
+            yield self.states[self.tokens[part]], self.weight[part]
+
+    def outputs(self, expert: Callable[[Tensor], Tensor]) -> Tensor:
+        """Outputs of an expert times the routing weights, ``[n, H]``."""
+        import torch
+
+        parts = [expert(states) * weight.unsqueeze(1) for states, weight in self.chunks()]
+        return torch.cat(parts) if parts else self.states.new_zeros(0, self.states.shape[1])
+
+
+def register() -> None:
+    """Make transformers know ``IMPLEMENTATION``; may be called any number of times."""
+    from transformers.integrations.moe import ExpertsInterface
+
+    ExpertsInterface.register(IMPLEMENTATION, _run_stage)
+
+
+def run_at_stage(stage: Collect | Replay | None, work: Callable[[], Any]) -> Any:
+    """Run a layer's pass, whose experts meet ``stage``."""
+    _current.stage = stage
+    try:
+        return work()
+    finally:
+        _current.stage = None
+
+
+def _run_stage(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    stage: Collect | Replay = _current.stage
+    return stage(hidden_states, top_k_index, top_k_weights)

@@ -1,0 +1,278 @@
+"""transformers' own model without its weights, and one layer of it with them.
+
+The whole model is built on the meta device, which costs nothing, so that masks, rotary embeddings and what else a
+model hands to its layers are computed by the model itself: its forward pass runs once per batch shape with every
+layer replaced by a recorder. A layer gets its weights right before it is used and gives them up after.
+
+Names are translated by transformers' conversion mapping of the model type. Everything is float32: the product of
+an FP8 code and its scale is no bfloat16 number, calibration should see the weights and not the rounding of one
+kind of arithmetic, and matrix products of most CPUs are no slower in it. It costs twice the memory of bfloat16 for
+one layer without its experts.
+
+Left out: models with code of their own (nothing of a checkpoint is executed) and multi-token-prediction layers,
+which transformers does not model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quantkit.errors import EnvironmentProblem, SourceError, UnsupportedError
+from quantkit.models.classify import Classifier
+from quantkit.models.config import text_config
+from quantkit.models.role import Role
+
+from .experts import IMPLEMENTATION, register
+from .weights import WeightReader
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from quantkit.checkpoint import Checkpoint
+
+
+CARRIED = "prev_topk_indices"  # what a DSA layer without an indexer takes over from the layer before
+_QUANTIZATION = ("quantization_config", "compression_config")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What the model hands to a layer besides the hidden states."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Skeleton:
+    """A model of transformers, all weights on the meta device.
+
+    Attributes:
+        num_layers: decoder layers that transformers runs.
+        hidden_size: width of the hidden states.
+        top_k: experts of a token.
+        num_experts: routed experts of each layer, 0 for a dense one.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, classifier: Classifier, read: WeightReader) -> None:
+        """
+        Args:
+            read: float32 ``[O, I]`` of a stored weight.
+
+        Raises:
+            UnsupportedError: transformers has no such model, or not with experts that can be streamed.
+            EnvironmentProblem: transformers is not installed.
+        """
+        import torch
+
+        self._checkpoint, self._read = checkpoint, read
+        self._weights = {weight.weight.name: weight for weight in checkpoint.weights().values()}
+        register()
+        self._model = _on_meta(checkpoint)
+        self._decoder: Any = self._model.get_decoder()
+        self._layers: list[Any] = list(self._decoder.layers)
+        self._prefix = next(name for name, m in self._model.named_modules() if m is self._decoder)
+        self._carries = [CARRIED in inspect.signature(type(layer).forward).parameters for layer in self._layers]
+        self.num_layers = len(self._layers)
+        self.hidden_size = int(self._decoder.config.hidden_size)
+        self._experts = [_experts_of(layer, number) for number, layer in enumerate(self._layers)]
+        self.top_k = int(self._decoder.config.num_experts_per_tok)
+        self.num_experts = [int(e.num_experts) if e is not None else 0 for e in self._experts]
+        self._names = self._translated(classifier)
+        self._decoder.norm = torch.nn.Identity()
+        del self._decoder.layers
+        with torch.device("cpu"):
+            for name, module in self._decoder.named_children():
+                if "rotary" in name:  # its frequencies come from the configuration, not from the checkpoint
+                    setattr(self._decoder, name, type(module)(self._decoder.config))
+        self._calls: dict[tuple[int, int], list[LayerCall]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def embedding(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """From token ids ``[B, T]`` to what the first layer gets ``[B, T, H]``; the table is loaded meanwhile."""
+        module = self._decoder.get_input_embeddings()
+        name = next(name for name, m in self._model.named_modules() if m is module)
+        with self._filled(module, f"{name}.", frozenset()):
+            yield lambda tokens: self._record(input_ids=tokens)[0].hidden
+
+    def calls(self, batch: int, length: int) -> list[LayerCall]:
+        """For each layer what it gets besides hidden states ``[batch, length, H]``."""
+        import torch
+
+        with self._lock:  # the model's list of layers is exchanged meanwhile
+            if (batch, length) not in self._calls:
+                recorders = self._record(inputs_embeds=torch.zeros(batch, length, self.hidden_size))
+                self._calls[batch, length] = [recorder.call for recorder in recorders]
+            return self._calls[batch, length]
+
+    def _record(self, **inputs: Tensor) -> list[_Recorder]:
+        import torch
+
+        recorders = [_Recorder(layer, c) for layer, c in zip(self._layers, self._carries, strict=True)]
+        self._decoder.layers = recorders
+        try:
+            with torch.no_grad():
+                self._decoder(**inputs, use_cache=False)
+        finally:
+            del self._decoder.layers
+        return recorders
+
+    def carries(self, layer: int) -> bool:
+        """Whether the layer takes the top-k of the layer before and returns its own."""
+        return self._carries[layer]
+
+    def experts(self, layer: int) -> Any:
+        """The module of the routed experts, without weights; None for a dense layer."""
+        return self._experts[layer]
+
+    @contextmanager
+    def loaded(self, number: int) -> Iterator[Any]:
+        """The layer with its weights, all but those of the routed experts.
+
+        Raises:
+            SourceError: a weight is missing or of another shape than the model wants.
+        """
+        layer, experts = self._layers[number], self._experts[number]
+        skipped = frozenset(id(p) for p in experts.parameters()) if experts is not None else frozenset()
+        with self._filled(layer, f"{self._prefix}.layers.{number}.", skipped):
+            yield layer
+
+    @contextmanager
+    def _filled(self, root: Any, at: str, skipped: frozenset[int]) -> Iterator[None]:
+        """``root``, called ``at`` in the model, has its weights, all but those with the identities ``skipped``."""
+        import torch
+
+        before: list[tuple[Any, str, Any]] = []
+        try:
+            for path, old in [*root.named_parameters(), *root.named_buffers()]:
+                if id(old) in skipped or old.device.type != "meta":
+                    continue
+                owner, _, name = path.rpartition(".")
+                module = root.get_submodule(owner)
+                tensor = self._tensor(at + path, tuple(old.shape))
+                is_parameter = isinstance(old, torch.nn.Parameter)
+                before.append((module, name, old))
+                setattr(module, name, torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
+            yield
+        finally:
+            for module, name, old in before:
+                setattr(module, name, old)
+
+    def _tensor(self, key: str, shape: tuple[int, ...]) -> Tensor:
+        import torch
+
+        name = self._names.get(key)
+        if name is None:
+            raise SourceError(
+                "the model needs a weight that the checkpoint lacks", where=key,
+                hint="Calibration runs the model; mse and rtn need the experts only.",
+            )  # fmt: skip
+        weight = self._weights.get(name)
+        array = self._read(weight) if weight is not None else self._plain(name)
+        if array.shape != shape:
+            raise SourceError(f"shape {list(array.shape)}", where=name, accepted=f"{list(shape)}, by config.json")
+        return torch.from_numpy(array)
+
+    def _plain(self, name: str) -> NDArray[np.float32]:
+        import numpy as np
+
+        import quantkit_kernels as kernels
+
+        info = self._checkpoint.tensors[name]
+        if info.dtype not in ("BF16", "F16", "F32"):
+            raise UnsupportedError(f"dtype {info.dtype}", where=info.place, accepted="BF16, F16 or F32")
+        array = self._checkpoint.array(info)
+        if info.dtype == "BF16":
+            return kernels.bf16_to_float32(array.reshape(1, -1)).reshape(info.shape)
+        return np.array(array, dtype=np.float32)
+
+    def _translated(self, classifier: Classifier) -> dict[str, str]:
+        """Name in the model -> name in the checkpoint, of everything but routed experts."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+        renamings = [t for t in get_model_conversion_mapping(self._model) if isinstance(t, WeightRenaming)]
+        wanted = self._model.state_dict()
+        consumed = {part.name for weight in self._weights.values() for part in weight.parts[1:]}
+        names: dict[str, str] = {}
+        for name in self._checkpoint.tensors:
+            role = classifier.role_of(name)
+            if role.role is Role.ROUTED_EXPERT or role.is_mtp or name in consumed:
+                continue
+            stored = f"{self._weights[name].module}.weight" if name in self._weights else name
+            key, _ = rename_source_key(stored, renamings, [], self._model.base_model_prefix, wanted)
+            names[key] = name
+        return names
+
+
+class _Recorder:
+    """Stands for a layer: notes what it is called with and returns what it is given."""
+
+    def __init__(self, layer: Any, carries: bool) -> None:
+        self._layer, self._carries = layer, carries
+        self.hidden: Tensor
+        self.call: LayerCall
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.hidden = hidden_states
+        self.call = LayerCall(args, {k: v for k, v in kwargs.items() if k != CARRIED})
+        return (hidden_states, None) if self._carries else hidden_states
+
+    def __getattr__(self, name: str) -> Any:  # models look at attributes of their layers (attention_type)
+        return getattr(self._layer, name)
+
+
+def _on_meta(checkpoint: Checkpoint) -> Any:
+    try:
+        import torch
+        import transformers
+    except ImportError as problem:
+        raise EnvironmentProblem(
+            f"calibration runs the model and needs {problem.name}", where="--method gptq",
+            hint="pip install 'quantkit[eval]'",
+        ) from problem  # fmt: skip
+    config = _config(checkpoint.config, transformers)
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "_experts_implementation"):
+            module.config._experts_implementation = IMPLEMENTATION
+    return model.eval()
+
+
+def _config(content: Mapping[str, Any], transformers: Any) -> Any:
+    """The language model's configuration, by its model type or (kimi_k2) by its architecture."""
+    text = {k: v for k, v in text_config(content).items() if k not in _QUANTIZATION}
+    model_type = text.pop("model_type", None)
+    known = transformers.CONFIG_MAPPING
+    architecture = getattr(transformers, next(iter(text.get("architectures") or ()), ""), None)
+    if model_type in known:
+        config_class = known[model_type]
+    elif architecture is not None:
+        config_class = architecture.config_class
+    else:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} has no model of type {model_type!r}", where="config.json",
+            accepted="for calibration, a model that transformers runs", hint="Use --method mse.",
+        )  # fmt: skip
+    return config_class.from_dict(text)
+
+
+def _experts_of(layer: Any, number: int) -> Any:
+    found = [m for m in layer.modules() if hasattr(m, "_apply_gate") and hasattr(m, "is_concatenated")]
+    if not found:
+        return None
+    odd = len(found) > 1 or found[0].has_bias or not found[0].has_gate
+    if odd:
+        raise UnsupportedError(
+            "experts of a kind that calibration does not know", where=f"layer {number}: {type(found[0]).__name__}",
+            accepted="one module of gated experts without biases", hint="Use --method mse.",
+        )  # fmt: skip
+    return found[0]

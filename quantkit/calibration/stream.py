@@ -1,0 +1,188 @@
+"""Hidden states of all samples carried through a model layer by layer, one expert in memory at a time.
+
+Results do not depend on the number of threads: a task is one batch of ``BATCH_TOKENS`` tokens or one expert, every
+task computes with one torch thread, and experts' outputs are added in the order of the experts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .experts import Collect, Collected, Inputs, Replay, Routed, run_at_stage
+from .skeleton import CARRIED, Skeleton
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+BATCH_TOKENS = 2048
+A = TypeVar("A")
+R = TypeVar("R")
+ExpertWork = Callable[[int, Routed, Inputs], "Tensor"]  # expert, its tokens, all tokens -> weighted outputs [n, H]
+Allocate = Callable[[tuple[int, ...], "np.dtype[Any] | type"], "Tensor"]
+
+
+class Workers:
+    """Threads that compute with one torch thread each.
+
+    Args:
+        count: how many tasks at once. Changes no number.
+    """
+
+    def __init__(self, count: int) -> None:
+        import torch
+
+        self._before = torch.get_num_threads()
+        self.count = count
+        self._pool = ThreadPoolExecutor(count, "calibrate", initializer=lambda: torch.set_num_threads(1))
+
+    def ordered(self, work: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
+        """Results in the order of the items, with few tasks ahead of who takes them."""
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(self._pool.submit(_without_gradients, work, item))
+                if len(waiting) > self.count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        """Wait for what runs, drop what waits."""
+        import torch
+
+        self._pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._before)
+
+
+class Stream:
+    """Samples on their way through a model.
+
+    Attributes:
+        hidden: float32 ``[N, T, H]``, inputs of layer ``position``.
+        carried: int64 ``[N, T, k]``, top-k of the last layer with an indexer; None where there is none.
+        position: the next layer.
+    """
+
+    def __init__(
+        self, skeleton: Skeleton, samples: NDArray[np.int64], workers: Workers, allocate: Allocate | None = None
+    ) -> None:
+        """
+        Args:
+            samples: token ids ``[N, T]``.
+            allocate: makes large arrays (shape, dtype) that live as long as the stream; default: in memory.
+        """
+        self.skeleton, self._samples, self._workers = skeleton, samples, workers
+        self._allocate = allocate or in_memory
+        self._step = max(1, BATCH_TOKENS // samples.shape[1])
+        self._kept: dict[str, Tensor] = {}
+        self.hidden = self._array("hidden", (*samples.shape, skeleton.hidden_size), "float32")
+        self.carried: Tensor | None = None
+        self.position = 0
+
+    def embed(self) -> None:
+        """Start: the embedding of the tokens."""
+        import torch
+
+        with self.skeleton.embedding() as embedded:
+            for part in self._batches():
+                self.hidden[part] = embedded(torch.from_numpy(self._samples[part]))
+
+    def forward(self, work: ExpertWork) -> None:
+        """Pass layer ``position``; its experts are run by ``work``."""
+        layer = self.position
+        with self.skeleton.loaded(layer) as module:
+            outputs = self._experts(module, work) if self.skeleton.num_experts[layer] else None
+            results = self._workers.ordered(lambda part: self._pass(module, part, outputs), self._batches())
+            for part, result in zip(self._batches(), results, strict=True):
+                if self.skeleton.carries(layer):
+                    result, carried = result
+                    self._carry(part, carried)
+                self.hidden[part] = result
+        self.position += 1
+
+    def _experts(self, module: Any, work: ExpertWork) -> Tensor:
+        """Outputs of the experts for all tokens ``[N * T, H]``."""
+        inputs = self._collect(module)
+        outputs = self._array("outputs", tuple(inputs.states.shape), "float32").zero_()
+
+        def one(expert: int) -> tuple[Tensor, Tensor]:
+            routed = inputs.routed(expert)
+            return routed.tokens, work(expert, routed, inputs)
+
+        for tokens, found in self._workers.ordered(one, range(self.skeleton.num_experts[self.position])):
+            outputs[tokens] += found
+        return outputs
+
+    def _collect(self, module: Any) -> Inputs:
+        num_tokens = self._samples.size
+        top_k = self.skeleton.top_k
+        inputs = Inputs(
+            states=self._array("states", (num_tokens, self.skeleton.hidden_size), "float32"),
+            index=self._array("index", (num_tokens, top_k), "int64"),
+            weight=self._array("weight", (num_tokens, top_k), "float32"),
+        )
+
+        def one(part: slice) -> None:
+            stage = Collect(inputs, part.start * self._samples.shape[1])
+            try:
+                run_at_stage(stage, lambda: self._call(module, part))
+            except Collected:
+                return
+            raise RuntimeError(f"layer {self.position} did not call its experts")
+
+        for _ in self._workers.ordered(one, self._batches()):
+            pass
+        return inputs
+
+    def _pass(self, module: Any, part: slice, outputs: Tensor | None) -> Any:
+        stage = None if outputs is None else Replay(outputs, part.start * self._samples.shape[1])
+        return run_at_stage(stage, lambda: self._call(module, part))
+
+    def _call(self, module: Any, part: slice) -> Any:
+        hidden = self.hidden[part]
+        call = self.skeleton.calls(hidden.shape[0], hidden.shape[1])[self.position]
+        extra: dict[str, Any] = {}
+        if self.skeleton.carries(self.position):
+            extra[CARRIED] = None if self.carried is None else self.carried[part]
+        return module(hidden, *call.args, **call.kwargs, **extra)
+
+    def _carry(self, part: slice, carried: Tensor | None) -> None:
+        if carried is None:
+            return
+        if self.carried is None or self.carried.shape[2:] != carried.shape[2:]:
+            self.carried = self._array("carried", (self._samples.shape[0], *carried.shape[1:]), "int64")
+        self.carried[part] = carried
+
+    def _batches(self) -> Iterator[slice]:
+        return (
+            slice(s, min(s + self._step, len(self._samples))) for s in range(0, len(self._samples), self._step)
+        )
+
+    def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        """A large array; the same one for every layer."""
+        if name not in self._kept or tuple(self._kept[name].shape) != shape:
+            self._kept[name] = self._allocate(shape, dtype)
+        return self._kept[name]
+
+
+def in_memory(shape: tuple[int, ...], dtype: Any) -> Tensor:
+    """Allocator of a stream that lives in memory."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.zeros(shape, dtype))
+
+
+def _without_gradients(work: Callable[[A], R], item: A) -> R:
+    import torch
+
+    with torch.no_grad():  # the mode belongs to the thread
+        return work(item)
