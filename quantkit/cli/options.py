@@ -122,8 +122,25 @@ _RECIPE_OPTIONS = (
         help="Columns that share one INT4 scale (recipe default: 32).",
     ),
     click.option(
-        "--method", type=click.Choice(["mse", "rtn"]),
-        help="mse searches the scale of each group, rtn rounds to nearest (recipe default: mse).",
+        "--method", type=click.Choice(["gptq", "mse", "rtn"]),
+        help="gptq compensates the error with calibration data, mse searches the scale of each group, rtn rounds "
+        "to nearest (recipe default: mse).",
+    ),
+    click.option(
+        "--calibration", metavar="FILE|DIR|bundled",
+        help="Text that gptq learns from: .txt, .jsonl (text or chat messages) or a directory of them "
+        "(recipe default: bundled).",
+    ),
+    click.option(
+        "--samples", type=click.IntRange(min=1), metavar="N", help="Calibration samples (recipe default: 128)."
+    ),
+    click.option(
+        "--length", type=click.IntRange(min=2), metavar="N",
+        help="Tokens of a calibration sample (recipe default: 256).",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(min=0), metavar="N",
+        help="Chooses the calibration samples where the text holds more (recipe default: 0).",
     ),
     click.option(
         "--layers", metavar="3-5,7", help="Quantize only these decoder layers; the others stay as they are."

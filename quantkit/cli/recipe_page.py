@@ -13,7 +13,9 @@ _EXAMPLE = "glm-5.2"
 _INTRO = """\
 A recipe says what a conversion makes. `quantkit convert NAME` uses a bundled one, `--recipe FILE` one of your own,
 and command line options set single fields of it. Unknown keys are errors; all problems are reported at once. An
-editor checks a file against `recipes/quantkit_recipes/recipe.schema.json` (also `quantkit recipes schema`)."""
+editor checks a file against `recipes/quantkit_recipes/recipe.schema.json` (also `quantkit recipes schema`).
+
+The section `calibration` goes with a calibrated method (`gptq`) and is an error with any other."""
 
 
 def recipe_page() -> str:
@@ -37,11 +39,20 @@ def _walk(
     schema: Mapping[str, Any], node: Mapping[str, Any], prefix: str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, field in node["properties"].items():
-        section = schema.get("$defs", {}).get(field.get("$ref", "").rpartition("/")[2])
+        section = _section(schema, field)
         if section is not None:
             yield from _walk(schema, section, f"{prefix}{name}.")
         else:
             yield prefix + name, field
+
+
+def _section(schema: Mapping[str, Any], field: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The section that a field is, also one that may be absent (a union with null); None for a plain field."""
+    for option in (field, *field.get("anyOf", ())):
+        if "$ref" in option:
+            found: Mapping[str, Any] = schema["$defs"][option["$ref"].rpartition("/")[2]]
+            return found
+    return None
 
 
 def _values(field: Mapping[str, Any]) -> str:

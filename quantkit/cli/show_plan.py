@@ -97,8 +97,19 @@ def _cost(summary: Summary) -> Iterator[str]:
         yield f"download   {format_bytes(disk['download_bytes'])}"
     if disk["problem"]:
         yield f"           {disk['problem']}"
+    if summary.get("calibration") is not None:
+        yield f"calibrated {_calibration(summary['calibration'])}"
     without = f", without {' and '.join(time['excludes'])}" if time["excludes"] else ""
     yield f"time       about {format_seconds(time['seconds'])} (within a factor of two{without})"
+
+
+def _calibration(found: Summary) -> str:
+    experts = found["tokens_per_expert"]
+    each = f", {experts:,.0f} tokens per expert if routed evenly" if experts is not None else ""
+    return (
+        f"with {found['samples']:,} samples of {found['length']:,} tokens, {found['data']}{each}; hidden states "
+        f"{format_gib(found['hidden_state_bytes'])}"
+    )
 
 
 def _reads(reads: Summary) -> Table:

@@ -195,6 +195,8 @@ class _Builder:
         ]
         if decode.group_size != group:
             asked.append("group_size")
+        if self.recipe.calibration is not None and decode.method != default.method:
+            asked.append("method")
         if asked:
             raise RecipeError(
                 f"decode.{asked[0]} does not apply: the source is INT4 already (group size {group}) and its files "

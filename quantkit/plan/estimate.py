@@ -11,8 +11,8 @@ shared by all. So::
 
     seconds = max(cpu / workers, bytes read and written / read rate) ,  cpu = weights / rate + hashed / rate
 
-An estimate from rates measured for a moment: writing is taken to be as fast as reading, and a download is not
-included. Expect it to be right within a factor of two.
+An estimate from rates measured for a moment: writing is taken to be as fast as reading, and neither a download
+nor calibration (forward passes and what GPTQ does) is included. Expect it to be right within a factor of two.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ def estimate_time(plan: Plan, checkpoint: Checkpoint, rates: Rates, workers: int
         excludes.append("download")
     if io is None:
         excludes.append("reading and writing")
+    if plan.recipe.calibration is not None:
+        excludes.append("calibration")
     return TimeEstimate(max(cpu / workers, io or 0.0), cpu, io, workers, tuple(excludes))
 
 

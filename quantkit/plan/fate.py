@@ -62,7 +62,7 @@ class Job:
         op: operation.
         sources: names of the source tensors in the order of ``StoredWeight.parts`` (one name for COPY).
         outputs: tensors written; where their bytes stand in the shard is the shard's matter (``Shard.tensors``).
-        method: ``rtn`` or ``mse`` for TO_INT4, else None.
+        method: ``rtn``, ``mse`` or ``gptq`` for TO_INT4, else None.
         group_size: for TO_INT4, else None.
     """
 

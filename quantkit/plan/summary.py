@@ -5,7 +5,7 @@ it (bytes per decoded token, KV cache, context capacity, engines). Where a confi
 the section is None and ``unknown`` says why: a plan does not fail for what it can only not tell.
 
 Keys besides those of ``Plan.summary``: ``output``, ``memory``, ``disk``, ``time``, ``decode_reads``, ``kv_cache``,
-``capacity`` (None unless a GPU was named), ``engines``, ``unknown``.
+``capacity`` (None unless a GPU was named), ``engines``, ``unknown``; with a calibrated method ``calibration``.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from .probe import Rates, measure
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
+    from ..recipe.recipe import CalibrationSection
     from .plan import Plan
 
 VIEWS = ("prefill", "decode")
@@ -92,7 +93,9 @@ def summarise(
     try:
         shape = text_shape(checkpoint.config)
     except SourceError as problem:
-        unknown = dict.fromkeys(("decode_reads", "kv_cache", "capacity", "engines"), str(problem))
+        sections = ("decode_reads", "kv_cache", "capacity", "engines")
+        calibrated = () if plan.recipe.calibration is None else ("calibration",)
+        unknown = dict.fromkeys((*sections, *calibrated), str(problem))
         return {**result, **dict.fromkeys(unknown), "unknown": unknown}
     tensors = {view: view_weights(plan, checkpoint, view) for view in VIEWS}
     kv = kv_bytes_per_token(shape)
@@ -100,6 +103,8 @@ def summarise(
         on_gpus = _capacity(
             tensors, shape, kv, chosen, gpus if gpus is not None else DEFAULT_GPUS, memory_fraction
         )
+    if plan.recipe.calibration is not None:
+        result["calibration"] = _calibration(plan.recipe.calibration, shape)
     return {
         **result,
         "decode_reads": _decode_reads(tensors, shape),
@@ -155,6 +160,20 @@ def _output(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
             "weight_files": size.num_files, "side_file_bytes": side,
         }
         for view, (size, origin) in views.items()
+    }  # fmt: skip
+
+
+def _calibration(section: CalibrationSection, shape: TextShape) -> dict[str, Any]:
+    """What a calibrated method learns from and what that takes; the text is not read here.
+
+    ``hidden_state_bytes`` is the float32 input of one layer for all samples; ``tokens_per_expert`` is the mean,
+    were the router even (None for a model without experts).
+    """
+    tokens = section.samples * section.length
+    return {
+        "data": section.data, "samples": section.samples, "length": section.length, "seed": section.seed,
+        "tokens": tokens, "tokens_per_expert": tokens * shape.top_k / shape.experts if shape.experts else None,
+        "hidden_state_bytes": 4 * tokens * shape.hidden,
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -57,9 +57,10 @@ def _say(item: Any, path: Path, model: type[BaseModel]) -> str:
 def _section(model: type[BaseModel], path: Path) -> type[BaseModel]:
     for key in path:
         field = model.model_fields.get(str(key))
-        inner = field.annotation if field else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
+        annotation = field.annotation if field else None
+        for inner in (annotation, *get_args(annotation)):  # a section that may be absent is a union with None
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                model = inner
     return model
 
 

@@ -4,6 +4,9 @@ Unknown keys are errors, not warnings, because a misspelt option that is ignored
 There is deliberately no option that forces a router, norm, embedding, lm_head, indexer, kv_b_proj or bias into
 INT4: every public attempt broke the model in ways that short tests do not show.
 
+A section that a method has no use for is an error too: ``calibration`` goes with a calibrated method and is absent
+from every other recipe, from its YAML and its digests as well.
+
 What is left out: anything that belongs to one run and changes no byte (output directory, workers, memory).
 """
 
@@ -12,11 +15,24 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from ..errors import UsageError
 from ..scheme import DECODE_SCHEMES
 from ..units import parse_bytes
+
+CALIBRATED_METHODS = frozenset({"gptq"})  # the others look at the weights alone
+BUNDLED_TEXT = "bundled"
 
 
 def _known_scheme(name: str) -> str:
@@ -87,8 +103,10 @@ class DecodeSection(_Closed):
         json_schema_extra={"enum": [*sorted(DECODE_SCHEMES)]},
     )
     group_size: Literal[32, 64, 128] = Field(default=32, description="Input features that share one BF16 scale.")
-    method: Literal["mse", "rtn"] = Field(
-        default="mse", description="mse searches the scale of each group, rtn takes absmax / 7.5."
+    method: Literal["gptq", "mse", "rtn"] = Field(
+        default="mse",
+        description="gptq compensates the error with calibration data, mse searches the scale of each group, rtn "
+        "takes absmax / 7.5.",
     )
     linears: Literal["routed", "all-mlp", "all"] = Field(
         default="routed",
@@ -106,6 +124,33 @@ class DecodeSection(_Closed):
     )
     quantize: Patterns = Field(default=(), description="Regular expressions of further modules to quantize.")
     keep: Patterns = Field(default=(), description="Regular expressions of modules never to quantize.")
+
+
+class CalibrationSection(_Closed):
+    """What a calibrated method learns from; only together with one (``CALIBRATED_METHODS``).
+
+    The default of 128 samples of 256 tokens is what the bundled text holds for every usual tokenizer, and some
+    1,000 tokens per expert where 8 of 256 are active.
+    """
+
+    data: str = Field(
+        default=BUNDLED_TEXT, min_length=1,
+        description="bundled (public-domain English), or the path of a .txt or .jsonl file or a directory of "
+        "them, seen from the working directory.",
+    )  # fmt: skip
+    samples: int = Field(default=128, ge=1, description="Number of samples.")
+    length: int = Field(default=256, ge=2, description="Tokens of one sample.")
+    seed: int = Field(default=0, ge=0, description="Chooses the samples where the text holds more.")
+    min_tokens: int = Field(
+        default=128, ge=0,
+        description="An expert that sees fewer tokens borrows the rest from the average input of its layer.",
+    )  # fmt: skip
+    propagate: Literal["quantized", "original"] = Field(
+        default="quantized", description="Which weights of a layer make the input of the next one."
+    )
+    percdamp: float = Field(
+        default=0.01, gt=0, le=1, description="Dampening as a share of the mean diagonal of the Hessian."
+    )
 
 
 class PrefillSection(_Closed):
@@ -134,6 +179,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "name": ("name",), "description": ("description",), "family": ("family",),
     "repo": ("source", "repo"), "revision": ("source", "revision"),
     **{k: ("decode", k) for k in DecodeSection.model_fields},
+    "calibration": ("calibration", "data"),
+    **{k: ("calibration", k) for k in CalibrationSection.model_fields if k != "data"},
     **{k: ("prefill", k) for k in PrefillSection.model_fields},
     "max_shard_size": ("output", "max_shard_size"),
 }  # fmt: skip
@@ -148,21 +195,54 @@ class Recipe(_Closed):
     family: str | None = Field(default=None, description="Family table to use; null to choose by model_type.")
     source: SourceSection = SourceSection()
     decode: DecodeSection = DecodeSection()
+    calibration: CalibrationSection | None = Field(
+        default=None, validate_default=True,
+        description="Only with a calibrated method, which takes the defaults of this section without it.",
+    )  # fmt: skip
     prefill: PrefillSection = PrefillSection()
     output: OutputSection = OutputSection()
+
+    @field_validator("calibration", mode="after")
+    @classmethod
+    def _goes_with_the_method(
+        cls, value: CalibrationSection | None, info: ValidationInfo
+    ) -> CalibrationSection | None:
+        decode: DecodeSection | None = info.data.get("decode")
+        if decode is None:  # not valid, which has been told
+            return value
+        if decode.method in CALIBRATED_METHODS:
+            return value or CalibrationSection()
+        if value is not None:
+            raise ValueError(
+                f"the method {decode.method} uses no calibration data; leave the calibration options out, or "
+                f"choose a method that does ({', '.join(sorted(CALIBRATED_METHODS))})"
+            )
+        return None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_section(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        if self.calibration is None:
+            data.pop("calibration", None)
+        return data
 
     def content(self) -> dict[str, Any]:
         """The part that affects the bytes of the core, JSON-ready and canonical.
 
-        Left out: name, description and source (the digest of the source's tensors stands for it), and
-        ``prefill.place``, which only says how unchanged files get to their place.
+        Left out: name, description and source (the digest of the source's tensors stands for it),
+        ``calibration.data`` (the digest of the calibration set stands for it), and ``prefill.place``, which only
+        says how unchanged files get to their place.
         """
         decode = self.decode.model_dump(mode="json")
         decode["quantize"], decode["keep"] = sorted(set(decode["quantize"])), sorted(set(decode["keep"]))
+        calibration = self.calibration and {
+            "calibration": self.calibration.model_dump(mode="json", exclude={"data"})
+        }
         return {
             "schema_version": self.schema_version,
             "family": self.family,
             "decode": decode,
+            **(calibration or {}),
             "prefill": {"make_fp8": self.prefill.make_fp8},
             "output": {"max_shard_bytes": self.output.max_shard_bytes},
         }
@@ -170,8 +250,12 @@ class Recipe(_Closed):
     def with_options(self, **options: object) -> Recipe:
         """A new recipe in which the given options are set; None leaves an option as it is.
 
+        A data-free ``method`` takes the place of a calibrated one together with its calibration section, unless
+        calibration options are given beside it, which is an error.
+
         Args:
-            options: fields by their own name, without section (``group_size=64``, ``place="copy"``).
+            options: fields by their own name, without section (``group_size=64``, ``place="copy"``);
+                ``calibration`` is ``calibration.data``.
 
         Raises:
             RecipeError: unknown option or invalid value, all of them in one message.
@@ -180,6 +264,10 @@ class Recipe(_Closed):
         from .validate import validate
 
         data = self.model_dump(mode="json")
+        sections_given = {OPTIONS[k][0] for k, v in options.items() if v is not None and k in OPTIONS}
+        method = options.get("method") or self.decode.method
+        if method not in CALIBRATED_METHODS and "calibration" not in sections_given:
+            data.pop("calibration", None)
         for option, value in options.items():
             if option not in OPTIONS:
                 raise unknown_option(option, OPTIONS)
@@ -188,6 +276,6 @@ class Recipe(_Closed):
             *sections, key = OPTIONS[option]
             target = data
             for section in sections:
-                target = target[section]
+                target = target.setdefault(section, {})
             target[key] = list(value) if isinstance(value, tuple) else value
         return validate(data, where=f"options of recipe {self.name}")

@@ -58,10 +58,10 @@ def test_refused(tmp_path: Path, content: bytes, says: str) -> None:
 
 def test_all_errors_at_once(tmp_path: Path) -> None:
     message = refused(
-        tmp_path, HEAD + b"sorce: {}\ndecode:\n  method: gptq\n  rest: int8\nprefill:\n  plaec: copy\n"
+        tmp_path, HEAD + b"sorce: {}\ndecode:\n  method: best\n  rest: int8\nprefill:\n  plaec: copy\n"
     )
     assert "4 problems" in message
-    for part in ("Did you mean 'source'", "decode.method: 'gptq'", "decode.rest: 'int8'", "Did you mean 'place'"):
+    for part in ("Did you mean 'source'", "decode.method: 'best'", "decode.rest: 'int8'", "Did you mean 'place'"):
         assert part in message
 
 

@@ -12,12 +12,12 @@ from quantkit.cli.main import COMMANDS, cli
 from quantkit.cli.options import Choice, recipe_options
 from quantkit.plan.capacity import DEFAULT_FRACTION, DEFAULT_GPUS, GPU_MEMORY
 from quantkit.recipe import Recipe
-from quantkit.recipe.recipe import OPTIONS, DecodeSection, PrefillSection
+from quantkit.recipe.recipe import OPTIONS, CalibrationSection, DecodeSection, PrefillSection
 
 OUTPUT = "--help --json --quiet --verbose"
 RECIPE = (
-    "--decode-linears --decode-rest --group-size --layers --make-fp8 --max-memory --max-shard-size --method --mtp "
-    "--prefill --recipe --revision --w4"
+    "--calibration --decode-linears --decode-rest --group-size --layers --length --make-fp8 --max-memory "
+    "--max-shard-size --method --mtp --prefill --recipe --revision --samples --seed --w4"
 )
 GOLDEN = {
     "plan": f"{OUTPUT} {RECIPE} --gpu --gpu-memory --gpus --memory-fraction --output",
@@ -71,6 +71,18 @@ def test_choices_and_defaults_are_the_recipe_schemas(option: str, section: Any, 
     assert found.default is None or "Sentinel" in type(found.default).__name__
 
 
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [("--calibration", "data"), ("--samples", "samples"), ("--length", "length"), ("--seed", "seed")],
+)
+def test_calibration_defaults_are_the_recipe_schemas(option: str, field: str) -> None:
+    found = options("convert")[option]
+    schema = CalibrationSection.model_json_schema()["properties"][field]
+    assert f"recipe default: {schema['default']}" in (found.help or "")
+    if isinstance(found.type, click.IntRange):
+        assert found.type.min == schema["minimum"]
+
+
 def test_gpus_are_the_ones_that_are_known() -> None:
     found = options("plan")
     assert isinstance(found["--gpu"].type, click.Choice)
@@ -88,19 +100,21 @@ def test_every_recipe_option_reaches_the_recipe() -> None:
         seen.append(choice)
 
     line = (
-        "--recipe r --w4 --group-size 64 --method rtn --layers 1-2,4 --prefill copy --make-fp8 "
-        "--decode-linears all --decode-rest bf16 --mtp quantize --max-memory 2GiB --max-shard-size 5GB"
+        "--recipe r --w4 --group-size 64 --method gptq --layers 1-2,4 --prefill copy --make-fp8 "
+        "--decode-linears all --decode-rest bf16 --mtp quantize --max-memory 2GiB --max-shard-size 5GB "
+        "--calibration my.txt --samples 3 --length 64 --seed 5"
     )
     command.main(line.split(), standalone_mode=False)
     assert (seen[0].recipe, seen[0].max_memory) == ("r", 2 << 30)
     assert set(seen[0].fields) <= set(OPTIONS)
     recipe = Recipe(schema_version=1, name="x").with_options(**seen[0].fields)
     assert recipe.decode.model_dump(exclude={"scheme", "quantize", "keep"}) == {
-        "group_size": 64, "method": "rtn", "linears": "all", "rest": "bf16", "mtp": "quantize",
+        "group_size": 64, "method": "gptq", "linears": "all", "rest": "bf16", "mtp": "quantize",
         "layers": (1, 2, 4),
     }  # fmt: skip
     assert (recipe.prefill.place, recipe.prefill.make_fp8) == ("copy", True)
     assert recipe.output.max_shard_bytes == 5 * 10**9
+    assert recipe.calibration == CalibrationSection(data="my.txt", samples=3, length=64, seed=5)
 
 
 def test_nothing_given_changes_nothing() -> None:

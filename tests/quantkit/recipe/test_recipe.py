@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from importlib import resources
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 
 from quantkit.errors import RecipeError
 from quantkit.recipe import Recipe, default_recipe, find_recipe, load_recipe, recipe_names
-from quantkit.recipe.load import render_json_schema
-from quantkit.recipe.recipe import OPTIONS, parse_layers
+from quantkit.recipe.load import parse_recipe, render_json_schema
+from quantkit.recipe.recipe import OPTIONS, CalibrationSection, parse_layers
 
 PUBLISHED = {
     "glm-5.2": "zai-org/GLM-5.2-FP8", "glm-5.1": "zai-org/GLM-5.1-FP8", "glm-4.7": "zai-org/GLM-4.7-FP8",
@@ -82,9 +83,9 @@ def test_every_field_is_an_option() -> None:
     fields = {
         k for k in Recipe.model_fields if k not in ("schema_version", "source", "decode", "prefill", "output")
     }
-    for section in ("source", "decode", "prefill", "output"):
-        fields |= set(type(getattr(default_recipe(), section)).model_fields)
-    assert set(OPTIONS) == fields
+    for section in ("source", "decode", "calibration", "prefill", "output"):
+        fields |= set(type(getattr(calibrated(), section)).model_fields)
+    assert set(OPTIONS) == fields - {"data"}  # which goes by the section's own name, calibration
 
 
 def test_unknown_option_names_the_nearest() -> None:
@@ -146,6 +147,67 @@ def test_file_by_path(tmp_path: Path) -> None:
     assert load_recipe(str(path)) == recipe
     path.write_text(json.dumps(recipe.model_dump(mode="json")))
     assert load_recipe(path) == recipe
+
+
+def calibrated(**options: object) -> Recipe:
+    return default_recipe().with_options(method="gptq", **options)
+
+
+def test_a_calibrated_method_has_a_calibration_section() -> None:
+    assert calibrated().calibration == CalibrationSection()
+    recipe = calibrated(calibration="my.jsonl", samples=7, min_tokens=0, propagate="original", percdamp=0.1)
+    assert recipe.calibration == CalibrationSection(
+        data="my.jsonl", samples=7, min_tokens=0, propagate="original", percdamp=0.1
+    )
+    assert recipe.with_options() == recipe == Recipe.model_validate(recipe.model_dump(mode="json"))
+    assert recipe.with_options(length=32).calibration == recipe.calibration.model_copy(update={"length": 32})  # type: ignore[union-attr]
+    parsed = parse_recipe(
+        b"{schema_version: 1, name: x, decode: {method: gptq}, calibration: {seed: 3}}", where="x"
+    )
+    assert parsed.calibration == CalibrationSection(seed=3)
+
+
+def test_data_free_recipes_know_nothing_of_calibration() -> None:
+    base = default_recipe()
+    assert base.calibration is None
+    assert "calibration" not in base.content() and "calibration" not in base.model_dump(mode="json")
+    # The digests of data-free recipes are those from before there was calibration.
+    digest = hashlib.sha256(json.dumps(base.content(), sort_keys=True).encode()).hexdigest()
+    assert digest == "2ef684ea54cde73a2b057b0cec8afdf76fe325692db4124abbe4b405fe422372"
+
+
+def test_a_data_free_method_replaces_a_calibrated_one_with_its_section() -> None:
+    assert calibrated(samples=7).with_options(method="mse") == default_recipe().with_options(method="mse")
+
+
+@pytest.mark.parametrize("options", [{"samples": 7}, {"calibration": "bundled"}, {"method": "rtn", "seed": 0}])
+def test_calibration_with_a_data_free_method_is_refused(options: dict) -> None:
+    with pytest.raises(RecipeError, match=r"calibration: the method (mse|rtn) uses no calibration data.*gptq"):
+        default_recipe().with_options(**options)
+    with pytest.raises(RecipeError, match="uses no calibration data"):
+        calibrated().with_options(**{"method": "mse", **options})
+
+
+def test_calibration_in_a_file_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("schema_version: 1\nname: mine\ncalibration:\n  samples: 3\n")
+    with pytest.raises(RecipeError, match=r"line 3: calibration: the method mse uses no calibration data"):
+        load_recipe(path)
+    path.write_text(
+        "schema_version: 1\nname: mine\ndecode: {method: gptq}\ncalibration:\n  sample: 3\n  percdamp: 0\n"
+        "  length: 1\n  propagate: both\n  data: ''\n"
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert "5 problems" in str(caught.value) and "Did you mean 'samples'?" in str(caught.value)
+
+
+def test_content_of_a_calibrated_recipe() -> None:
+    base = calibrated().content()
+    assert calibrated(calibration="elsewhere.txt").content() == base  # its digest stands for it
+    for option in ({"samples": 7}, {"length": 32}, {"seed": 1}, {"min_tokens": 1}, {"percdamp": 0.1}):
+        assert calibrated(**option).content() != base
+    assert calibrated(propagate="original").content() != base
 
 
 def test_unknown_name_lists_and_suggests() -> None:
