@@ -67,7 +67,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Tokens of one expert: rows ``tokens`` ``[n]`` of ``states`` ``[T, H]``, routing weights ``weight`` ``[n]``."""
+    """Tokens of one expert: rows ``tokens`` ``[n]`` of ``states`` ``[T, H]``, and their routing weights ``[n]``."""
 
     states: Tensor
     tokens: Tensor
