@@ -2,7 +2,8 @@
 
 A line that keeps its bytes under its name needs no outputs: its ``sha256`` is the output's. Every other outcome
 lists the tensors written, with their digests. Error figures stand at the weight, relative to its energy, rounded
-to six significant digits: sqrt(sum of squared differences / sum of squared weights).
+to six significant digits: sqrt(sum of squared differences / sum of squared weights). Calibrated weights say how
+they were calibrated (``quantkit.calibration.expert.facts``).
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ class Outcome:
     method: str | None = None
     group_size: int | None = None
     relative_error: float | None = None
+    calibration: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = {"action": self.action}
         if self.outputs:
             content["outputs"] = self.outputs
-        for key in ("method", "group_size", "relative_error"):
+        for key in ("method", "group_size", "relative_error", "calibration"):
             if (value := getattr(self, key)) is not None:
                 content[key] = value
         return content

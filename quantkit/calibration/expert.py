@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GATE, UP, DOWN = "gate", "up", "down"
 AVERAGE_TOKENS = 512
-MIN_TOKENS = 64
+MIN_TOKENS = 128
 Gating = Callable[["Tensor"], "Tensor"]  # [n, 2 M], gate beside up -> [n, M], the model's own
 
 

@@ -157,9 +157,14 @@ class Stream:
     def _carry(self, part: slice, carried: Tensor | None) -> None:
         if carried is None:
             return
-        if self.carried is None or self.carried.shape[2:] != carried.shape[2:]:
-            self.carried = self._array("carried", (self._samples.shape[0], *carried.shape[1:]), "int64")
+        if self.carried is None:
+            self.carried = self.start_carrying((self._samples.shape[0], *carried.shape[1:]))
         self.carried[part] = carried
+
+    def start_carrying(self, shape: tuple[int, ...]) -> Tensor:
+        """Make room for the top-k ``[N, T, k]``, which keeps its shape from layer to layer."""
+        self.carried = self._array("carried", shape, "int64")
+        return self.carried
 
     def _batches(self) -> Iterator[slice]:
         return (

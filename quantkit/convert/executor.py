@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..artifact.journal import Entry
 from ..plan.fate import Shard
+from .calibrated import Calibration, is_calibrated
 from .ops import JobContext, run_job
 from .progress import OnProgress, Stopped, Ticker
 from .shards import ShardState
@@ -56,12 +57,15 @@ class Executor:
     Attributes:
         sources: the publisher's files and their digests.
         states: all shards of both views and their results, in the plan's order.
+        calibration: does the jobs of calibrated methods, after all others; None where there are none.
     """
 
     def __init__(
-        self, shards: Sequence[Shard], checkpoint: Checkpoint, target: Target, sources: SourceFiles, budget: Budget
-    ) -> None:
+        self, shards: Sequence[Shard], checkpoint: Checkpoint, target: Target, sources: SourceFiles,
+        budget: Budget, calibration: Calibration | None = None,
+    ) -> None:  # fmt: skip
         self.checkpoint, self.target, self.sources, self._budget = checkpoint, target, sources, budget
+        self.calibration = calibration
         self.states = [
             ShardState(shard, target.work, target.journal, sources.jobs_durable) for shard in shards
         ]  # fmt: skip
@@ -94,10 +98,13 @@ class Executor:
         units = deque(self.units())
         work = self._total_bytes()
         ticker = Ticker(work + self._downloads, on_progress)
-        ticker.add("weights", "resumed", work - sum(self._cost(unit) for unit in units))
+        left = sum(self._cost(unit) for unit in units) + self._calibrated_bytes_left()
+        ticker.add("weights", "resumed", work - left)
         crew = _Crew(units, lambda unit: self._do(unit, ticker), ticker)
         try:
             crew.run(self._budget.workers)
+            if self.calibration is not None:
+                self.calibration.run(self.states, ticker)
         except KeyboardInterrupt:
             crew.stop()
             self._flush_all()
@@ -127,6 +134,9 @@ class Executor:
             files = {file for job in state.shard.jobs for file in self.sources.files_of(job)}
             rank = max((self._rank[file] for file in files), default=0)
             left = [i for i in range(len(state.shard.jobs)) if i not in state.results]
+            if left and all(is_calibrated(state.shard.jobs[i]) for i in left):
+                continue
+            left = [i for i in left if not is_calibrated(state.shard.jobs[i])]
             keyed += [(rank, number, JobsUnit(state, batch)) for batch in self._batches(state.shard, left)]
         keyed.sort(key=lambda item: item[:2])
         return [unit for _, _, unit in keyed]
@@ -144,6 +154,14 @@ class Executor:
         if batch or not batches:
             batches.append(tuple(batch))
         return batches
+
+    def _calibrated_bytes_left(self) -> int:
+        return sum(
+            self._job_bytes(state.shard, index)
+            for state in self.states
+            for index, job in enumerate(state.shard.jobs)
+            if is_calibrated(job) and index not in state.results
+        )
 
     def _job_bytes(self, shard: Shard, index: int) -> int:
         return self.checkpoint.tensors[shard.jobs[index].sources[0]].nbytes

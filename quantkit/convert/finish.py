@@ -69,7 +69,7 @@ class Finisher:
     def run(self) -> Manifest:
         """Write the core's remaining files; returns the manifest, which is written last."""
         source_root = tensor_root(self._source_tensors())
-        pair = pair_id(source_root, self.plan.recipe.content(), ENGINE, None)
+        pair = pair_id(source_root, self.plan.recipe.content(), ENGINE, self._calibration_sha256())
         views: dict[ViewName, ViewEntry] = {}
         names: tuple[ViewName, ViewName] = ("prefill", "decode")
         for view in names:
@@ -80,11 +80,16 @@ class Finisher:
         manifest = Manifest(
             format_version=FORMAT_VERSION, numerics_version=NUMERICS_VERSION,
             tool={"name": "quantkit", "version": tool_version()}, pair_id=pair, source=self._source(source_root),
-            recipe=self.plan.recipe.content(), engine=ENGINE, calibration_sha256=None, views=views, counts=counts,
+            recipe=self.plan.recipe.content(), engine=ENGINE,
+            calibration_sha256=self._calibration_sha256(), views=views, counts=counts,
             files=dict(sorted(self._files.items())), plan_amendments=(),
         )  # fmt: skip
         write_file(self.work / MANIFEST, manifest.render())
         return manifest
+
+    def _calibration_sha256(self) -> str | None:
+        calibration = self.executor.calibration
+        return None if calibration is None else calibration.samples.digest
 
     # views
 
@@ -232,7 +237,7 @@ class Finisher:
             return Outcome(action.value, outputs)
         return Outcome(
             action.value, outputs, method=job.method, group_size=job.group_size,
-            relative_error=result.relative_error,
+            relative_error=result.relative_error, calibration=result.calibration,
         )  # fmt: skip
 
     def _check_same(self, name: str, outputs: Mapping[str, str]) -> None:

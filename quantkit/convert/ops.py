@@ -29,10 +29,11 @@ OnBytes = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """sha256 of every output of a job, and its relative error where something was rounded."""
+    """sha256 of every output of a job, its relative error where something was rounded, how it was calibrated."""
 
     outputs: dict[str, str]
     relative_error: float | None = None
+    calibration: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,22 @@ def _to_int4(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> 
         context.on_bytes((stop - start) * row_nbytes(reader.weight))
     shape.write(_bytes(np.array(reader.weight.shape, dtype="<i8")))
     return figure.relative(reader.weight.weight)
+
+
+def write_int4(
+    job: Job, weight: StoredWeight, result: Int4Weight, writer: ShardWriter, calibration: dict[str, Any]
+) -> JobResult:
+    """Write what calibration made of a whole weight; the counterpart of ``run_job`` for calibrated methods."""
+    import numpy as np
+
+    sinks = {output.name: writer.sink(output.name) for output in job.outputs}
+    _by_suffix(sinks, "weight_packed").write(_bytes(result.packed))
+    _by_suffix(sinks, "weight_scale").write(_bytes(result.scale))
+    _by_suffix(sinks, "weight_shape").write(_bytes(np.array(weight.shape, dtype="<i8")))
+    figure = _ErrorFigure()
+    figure.add(result.error, result.energy)
+    digests = {name: sink.digest() for name, sink in sinks.items()}
+    return JobResult(digests, figure.relative(weight.weight), calibration)
 
 
 def _quantize_rows(reader: RowReader, start: int, stop: int, group_size: int, method: str) -> Int4Weight:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from ..artifact.durable import disk_errors
 from ..artifact.layout import DECODE, PREFILL
 from ..errors import Interrupted, UsageError
 from ..plan.memory import choose_budget, widest_row_block
+from .calibrated import Calibration, is_calibrated
+from .calibration_state import FOLDER
 from .executor import Executor
 from .finish import Finisher
 from .progress import OnProgress
@@ -19,6 +22,7 @@ from .sources import SourceFiles
 from .target import Target, check_space, finished_artifact, open_target, refuse_overlap
 
 if TYPE_CHECKING:
+    from ..calibration.samples import CalibrationSet
     from ..checkpoint import Checkpoint
     from ..plan import Plan
     from ..plan.fate import Shard
@@ -34,6 +38,7 @@ def convert(
     jobs: int | None = None,
     max_memory: int | None = None,
     consume: bool = False,
+    calibration: CalibrationSet | None = None,
     on_progress: OnProgress | None = None,
 ) -> Artifact:
     """Execute a plan; continues what an interrupted run of the same plan left in ``<out_dir>.partial/``.
@@ -46,11 +51,12 @@ def convert(
         jobs: worker threads; None for one per core, at most 8. Changes no byte.
         max_memory: upper bound in bytes of resident memory; fewer workers and smaller tiles. Changes no byte.
         consume: delete a Hub source's files from the cache when they are placed and no longer needed.
+        calibration: what a calibrated method learns from; None for what the recipe names.
         on_progress: called from worker threads, one call at a time.
 
     Raises:
         UsageError: the target can't be used, or options that exclude one another.
-        SourceError: NaN codes or scales in the source; it changed while being read.
+        SourceError: NaN codes or scales in the source; it changed while being read; activations that overflow.
         ArtifactError: an unfinished conversion of another plan is in the way.
         EnvironmentProblem: disk, memory or permissions; a run after it resumes.
         Interrupted: Ctrl-C; resumable.
@@ -61,23 +67,30 @@ def convert(
             out = out.resolve()
     mode = plan.recipe.prefill.place
     _check_options(plan, checkpoint, mode, consume)
-    finished = finished_artifact(out, plan)
+    samples = _samples(plan, checkpoint, calibration)
+    digest = None if samples is None else samples.digest
+    finished = finished_artifact(out, plan, digest)
     if finished is not None:
         return finished
     refuse_overlap(out, checkpoint)
     shards: tuple[Shard, ...] = (*plan.prefill, *plan.decode)
     budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())
-    target = open_target(out, plan, checkpoint)
+    target = open_target(out, plan, checkpoint, digest)
     try:
         view = PREFILL if plan.prefill_is_source else DECODE if plan.decode_is_source else None
         sources = SourceFiles(
             checkpoint, shards, target.journal,
             view_dir=target.work / view if view else None, mode=mode, consume=consume,
         )  # fmt: skip
-        executor = Executor(shards, checkpoint, target, sources, budget)
+        calibrated = None
+        if samples is not None:
+            calibrated = Calibration(plan, checkpoint, target, samples, budget.workers, max_memory)
+        executor = Executor(shards, checkpoint, target, sources, budget, calibrated)
         executor.restore()
-        check_space(target.work, _space_needed(plan, checkpoint, sources), besides=sources.placed_paths())
+        needed = _space_needed(plan, checkpoint, sources) + (calibrated.space_needed() if calibrated else 0)
+        check_space(target.work, needed, besides=sources.placed_paths())
         executor.run(on_progress)
+        shutil.rmtree(target.work / FOLDER, ignore_errors=True)
         sources.check_unchanged()
         return _finish(plan, executor, target)
     except KeyboardInterrupt:
@@ -103,6 +116,18 @@ def _finish(plan: Plan, executor: Executor, target: Target) -> Artifact:
     return artifact
 
 
+def _samples(plan: Plan, checkpoint: Checkpoint, given: CalibrationSet | None) -> CalibrationSet | None:
+    """The calibration set of a plan with calibrated jobs; its digest is part of what the result is known by."""
+    section = plan.recipe.calibration
+    if section is None or not any(is_calibrated(job) for job in plan.jobs("decode")):
+        return None
+    if given is not None:
+        return given
+    from ..calibration.samples import calibration_set
+
+    return calibration_set(section, checkpoint)
+
+
 def _check_options(plan: Plan, checkpoint: Checkpoint, mode: str, consume: bool) -> None:
     if plan.source.fingerprint != checkpoint.fingerprint:
         raise UsageError(
@@ -111,6 +136,9 @@ def _check_options(plan: Plan, checkpoint: Checkpoint, mode: str, consume: bool)
         )  # fmt: skip
     if not consume:
         return
+    if plan.recipe.calibration is not None:
+        raise UsageError("a calibrated method reads the source's files until the end", where="--consume",
+                         accepted="--method mse or rtn", hint="Omit the option")  # fmt: skip
     if checkpoint.kind != "hub":
         raise UsageError("only downloads from a hub are deleted", where="--consume",
                          hint=f"{checkpoint.label} is a {checkpoint.kind} source: omit the option")  # fmt: skip

@@ -53,8 +53,8 @@ class ShardState:
         known: dict[int, JobResult] = {}
         finished: FileDigest | None = None
         for entry in entries:
-            for index, outputs, error in entry["done"]:
-                known[index] = JobResult(outputs, error)
+            for index, *result in entry["done"]:
+                known[index] = JobResult(*result)
             if entry["kind"] == "shard":
                 finished = FileDigest(entry["nbytes"], entry["sha256"])
         if finished and len(known) == len(self.shard.jobs) and _size(self.path) == finished.nbytes:
@@ -116,7 +116,10 @@ class ShardState:
             return fresh
 
     def _lines(self, indices: Iterable[int]) -> list[list[Any]]:
-        return [[i, self.results[i].outputs, self.results[i].relative_error] for i in indices]
+        found = ((i, self.results[i]) for i in indices)
+        return [
+            [i, r.outputs, r.relative_error, *([] if r.calibration is None else [r.calibration])] for i, r in found
+        ]
 
     def close(self) -> None:
         if self._writer is not None:

@@ -75,8 +75,11 @@ def tool_version() -> str:
         return "0+unknown"
 
 
-def finished_artifact(out: Path, plan: Plan) -> Artifact | None:
+def finished_artifact(out: Path, plan: Plan, calibration_sha256: str | None = None) -> Artifact | None:
     """The artifact that this plan already made there, or None when the place is free.
+
+    Args:
+        calibration_sha256: of the calibration set that it must have been made with.
 
     Raises:
         UsageError: something else is there.
@@ -104,6 +107,11 @@ def finished_artifact(out: Path, plan: Plan) -> Artifact | None:
             hint="Choose another output with -o, or delete it first",
         )  # fmt: skip
     artifact = Artifact.open(out)
+    if artifact.manifest.calibration_sha256 != calibration_sha256:
+        raise UsageError(
+            "holds a finished artifact made with other calibration data", where=str(out),
+            accepted="a new or empty directory", hint="Choose another output with -o, or delete it first",
+        )  # fmt: skip
     (out / JOURNAL).unlink(missing_ok=True)
     artifact.was_complete = True
     return artifact
@@ -145,7 +153,7 @@ def _as_directory(checkpoint: Checkpoint) -> Path | None:
     return path if path.is_dir() else None
 
 
-def open_target(out: Path, plan: Plan, checkpoint: Checkpoint) -> Target:
+def open_target(out: Path, plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None) -> Target:
     """Create or continue the working directory and lock it.
 
     Raises:
@@ -166,7 +174,7 @@ def open_target(out: Path, plan: Plan, checkpoint: Checkpoint) -> Target:
     with disk_errors(work):
         work.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir(exist_ok=True)
-    journal = Journal(work / JOURNAL, fingerprint(plan, checkpoint))
+    journal = Journal(work / JOURNAL, fingerprint(plan, checkpoint, calibration_sha256))
     with disk_errors(work):
         for view in (PREFILL, DECODE):
             (work / view).mkdir(exist_ok=True)
@@ -180,9 +188,11 @@ def _state_of(work: Path) -> tuple[bool, bool]:
     return False, not (work / JOURNAL).exists() and any(work.iterdir())
 
 
-def fingerprint(plan: Plan, checkpoint: Checkpoint) -> dict[str, object]:
+def fingerprint(plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None) -> dict[str, object]:
     """First line of the journal: what must be the same for work to be continued."""
+    calibration = {} if calibration_sha256 is None else {"calibration": calibration_sha256}
     return {
+        **calibration,
         "kind": "start", "plan_id": plan.plan_id, "checkpoint": checkpoint.fingerprint, "version": tool_version(),
         "format_version": FORMAT_VERSION, "numerics_version": NUMERICS_VERSION,
     }  # fmt: skip

@@ -29,7 +29,7 @@ from .fate import Action, Fate, Job, Shard
 from .notices import notices
 from .plan import DERIVED, PUBLISHER, Plan, SourceId
 from .quantization_config import decode_config, prefill_config
-from .selection import Modules, select
+from .selection import Modules, check_calibrated, select
 from .shards import pack
 from .sizes import Sizes, ViewSize, measure_shards, measure_source
 from .targets import Universe
@@ -168,6 +168,7 @@ class _Builder:
         return is_fp8_selected(self.modules.roles[module], self.classifier.family.keep_plain)
 
     def _check_quantizable(self, chosen: frozenset[str]) -> None:
+        check_calibrated(self.modules, chosen, self.recipe.decode.method)
         for module in sorted(chosen):
             weight = self.modules.weights[module]
             if problem := self.scheme.problem(weight.shape):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..checkpoint.tensor import StoredWeight, TensorInfo
 from ..errors import RecipeError
 from ..models.role import Role, TensorRole
-from ..recipe.recipe import DecodeSection
+from ..recipe.recipe import CALIBRATED_METHODS, DecodeSection
 
 _BY_LINEARS: Mapping[str, frozenset[Role]] = {
     "routed": frozenset({Role.ROUTED_EXPERT}),
@@ -141,3 +141,20 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             spans.append([n, n])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def check_calibrated(modules: Modules, chosen: frozenset[str], method: str) -> None:
+    """Calibration gives routed experts of the layers that transformers runs; nothing falls back silently.
+
+    Raises:
+        RecipeError: another module is to be quantized by a calibrated method.
+    """
+    for module in sorted(chosen) if method in CALIBRATED_METHODS else ():
+        role = modules.roles[module]
+        if role.is_mtp or role.role is not Role.ROUTED_EXPERT:
+            kind = "a multi-token-prediction layer" if role.is_mtp else f"the role {role.role.value}"
+            raise RecipeError(
+                f"method {method} does not quantize modules of {kind} yet: {module}", where="decode.method",
+                accepted="routed experts of the model's own layers (linears: routed, mtp: keep)",
+                hint="Choose fewer modules, or the method mse.",
+            )  # fmt: skip

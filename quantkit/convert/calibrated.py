@@ -1,0 +1,175 @@
+"""The calibrated part of a conversion: layers in order, the experts of one layer in parallel.
+
+It comes after everything else, because it needs the source's files in place and each layer needs the one before.
+Results go the way of all jobs: into the shard, into the journal, into ``tensors.jsonl``. When a layer's INT4
+weights are durable, so is the input of the next one (``calibration_state.py``); a run that is killed repeats the
+layer it was at. If that state is lost or damaged the forward pass begins again at the first layer and
+quantizes what it needs to go on, without writing it again; the bytes are the same.
+
+Every task computes with one torch thread, so workers change time and memory, never a bit. The bits do depend on
+the machine: torch chooses its matrix products by the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..artifact.canonical import round_figure
+from ..artifact.dequantize import RowReader
+from ..calibration.expert import Expert, ExpertSettings, calibrate_expert, facts
+from ..calibration.experts import Inputs, Routed
+from ..calibration.gptq import Calibrated, GptqSettings
+from ..calibration.skeleton import Skeleton
+from ..calibration.stream import Stream, Workers
+from ..calibration.weights import routed_experts
+from ..checkpoint.tensor import Storage, StoredWeight
+from ..errors import SourceError
+from ..models.classify import find_family
+from ..models.config import text_config
+from ..plan.fate import Job
+from ..recipe.recipe import CALIBRATED_METHODS
+from .calibration_state import DEFAULT_BYTES, FOLDER, MEMORY_SHARE, Arrays, load_state, save_state
+from .ops import write_int4
+from .progress import Ticker
+from .shards import ShardState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ..calibration.samples import CalibrationSet
+    from ..checkpoint import Checkpoint
+    from ..plan import Plan
+    from .target import Target
+
+
+def is_calibrated(job: Job) -> bool:
+    return job.method in CALIBRATED_METHODS
+
+
+class Calibration:
+    """All calibrated jobs of one conversion.
+
+    Args:
+        workers: experts at once.
+        max_memory: as given to ``convert``.
+    """
+
+    def __init__(
+        self, plan: Plan, checkpoint: Checkpoint, target: Target, samples: CalibrationSet, workers: int,
+        max_memory: int | None,
+    ) -> None:  # fmt: skip
+        self.samples = samples
+        self._checkpoint, self._target = checkpoint, target
+        self._workers, self._max_memory = workers, max_memory
+        self._family = plan.recipe.family
+        self._settings = settings_of(plan)
+        self._jobs: dict[str, tuple[ShardState, int]] = {}  # by the first tensor of the weight
+        self._ticker: Ticker
+
+    def space_needed(self) -> int:
+        """Bytes on the target's disk while it runs: two states of hidden values, and arrays that are mapped."""
+        width = text_config(self._checkpoint.config).get("hidden_size", 0)
+        return 5 * 4 * self.samples.token_ids.size * width if isinstance(width, int) else 0
+
+    def run(self, states: Sequence[ShardState], ticker: Ticker) -> None:
+        """Do what is left.
+
+        Raises:
+            SourceError: activations that are not finite, weights that are missing; the layer and expert are named.
+            UnsupportedError: transformers has no such model.
+            EnvironmentProblem: the disk refuses; resumable.
+        """
+        self._ticker = ticker
+        self._jobs = {
+            job.sources[0]: (state, index)
+            for state in states
+            for index, job in enumerate(state.shard.jobs)
+            if is_calibrated(job)
+        }
+        left = {state.shard.layer for state, index in self._jobs.values() if index not in state.results}
+        last = max((layer for layer in left if layer is not None), default=None)
+        if last is None:
+            return
+        folder = self._target.work / FOLDER
+        folder.mkdir(exist_ok=True)
+        checkpoint = self._checkpoint
+        classifier = find_family(checkpoint.config, checkpoint.tensors, override=self._family)
+        self._experts = routed_experts(checkpoint, classifier)
+        skeleton = Skeleton(checkpoint, classifier, self._read)
+        workers = Workers(self._workers)
+        try:
+            limit = DEFAULT_BYTES if self._max_memory is None else self._max_memory // MEMORY_SHARE
+            stream = Stream(skeleton, self.samples.token_ids, workers, Arrays(folder, limit))
+            if not self._resumes(stream, min(layer for layer in left if layer is not None)):
+                stream.embed()
+            while stream.position <= last:
+                self._layer(stream)
+        finally:
+            workers.close()
+
+    def _resumes(self, stream: Stream, first_left: int) -> bool:
+        """Whether the stream stands at the journalled layer; not if a layer before it lost something."""
+        entries = [e for e in self._target.journal.entries if e["kind"] == "calibration"]
+        return any(
+            load_state(stream, self._target.work / FOLDER, entry)
+            for entry in reversed(entries[-2:])
+            if entry["layer"] < first_left
+        )
+
+    def _layer(self, stream: Stream) -> None:
+        layer = stream.position
+
+        def gating(gate_up: Tensor) -> Tensor:
+            found: Tensor = stream.skeleton.experts(layer)._apply_gate(gate_up)
+            return found
+
+        def work(expert: int, routed: Routed, inputs: Inputs) -> Tensor:
+            self._ticker.check()
+            stored = self._experts[layer, expert]
+            weights = {projection: self._read(weight) for projection, weight in stored.items()}
+            chosen = [p for p, weight in stored.items() if weight.weight.name in self._jobs]
+            if not chosen:
+                return routed.outputs(Expert(weights, gating))
+            where = stored[chosen[0]].module.rpartition(".")[0]
+            found, outputs = calibrate_expert(weights, chosen, routed, inputs, gating, where, self._settings)
+            for projection, result in found.items():
+                self._write(stored[projection], result)
+            return outputs
+
+        stream.forward(work)
+        written = {id(s): s for s, i in self._jobs.values() if s.shard.layer == layer}
+        for state in written.values():
+            if state.digest is None:
+                state.flush()
+        self._target.journal.append(save_state(stream, self._target.work / FOLDER))
+
+    def _write(self, weight: StoredWeight, result: Calibrated) -> None:
+        state, index = self._jobs[weight.weight.name]
+        if index in state.results:
+            return
+        figures = {
+            k: round_figure(v) if isinstance(v, float) else v for k, v in facts(result, self._settings).items()
+        }
+        state.done(index, write_int4(state.shard.jobs[index], weight, result.weight, state.writer(), figures))
+        self._ticker.add("calibration", state.name, weight.weight.nbytes)
+
+    def _read(self, weight: StoredWeight) -> NDArray[np.float32]:
+        import numpy as np
+
+        array: NDArray[np.float32] = RowReader(self._checkpoint, weight).float32(0, weight.shape[0])
+        if weight.storage is Storage.PLAIN and not np.isfinite(array).all():
+            raise SourceError("NaN or infinity", where=weight.weight.place, hint="Download the source again.")
+        return array
+
+
+def settings_of(plan: Plan) -> ExpertSettings:
+    """What the recipe says of calibration."""
+    recipe, section = plan.recipe, plan.recipe.calibration
+    if section is None:
+        raise RuntimeError("a recipe without calibration has calibrated jobs")
+    gptq = GptqSettings(group_size=recipe.decode.group_size, percdamp=section.percdamp)
+    return ExpertSettings(gptq, section.min_tokens, section.propagate)

@@ -1,0 +1,99 @@
+"""Large arrays of a calibration on disk: working arrays over the memory budget, and the state between two layers.
+
+The state after a layer is what the next one starts from: hidden states, and for DSA layers the top-k that is
+carried along. It is written to one of two files in turn, synced, and then journalled with its digest, so that a
+crash at any moment leaves the state of the last journalled layer whole. Nothing here reaches the artifact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..artifact.durable import disk_errors, fsync_dir
+from ..artifact.journal import Entry
+from ..artifact.shard import reserve
+from ..calibration.stream import Stream, in_memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER = "calibration"
+DEFAULT_BYTES = 8 << 30  # of working arrays in memory when no limit was given
+MEMORY_SHARE = 4  # working arrays take up to this part of --max-memory
+_PIECE = 16 << 20
+
+
+class Arrays:
+    """Makes the arrays of a stream: in memory while they fit, then in files that are mapped.
+
+    Args:
+        folder: for the files; exists.
+        limit: bytes in memory.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder, self._left, self._count = folder, limit, 0
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        import numpy as np
+        import torch
+
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if nbytes <= self._left:
+            self._left -= nbytes
+            return in_memory(shape, dtype)
+        path = self._folder / f"array-{self._count}"
+        self._count += 1
+        with disk_errors(path), open(path, "w+b") as handle:
+            reserve(handle.fileno(), nbytes)  # blocks now, or a full disk would end the process later
+            array: Any = np.memmap(handle, dtype, "r+", shape=shape)
+            path.unlink()  # the mapping keeps it; nothing is left behind whatever happens
+            return torch.from_numpy(array)
+
+
+def save_state(stream: Stream, folder: Path) -> Entry:
+    """Write the inputs of layer ``stream.position``; returns the journal's line about it."""
+    layer = stream.position - 1
+    path = folder / f"state-{layer % 2}"
+    digest = hashlib.sha256()
+    with disk_errors(path), open(path, "wb") as handle:
+        for view in _views(stream):
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                digest.update(piece)
+                handle.write(piece)
+        handle.flush()
+        os.fsync(handle.fileno())
+    fsync_dir(folder)
+    carried = None if stream.carried is None else list(stream.carried.shape)
+    return {
+        "kind": "calibration", "layer": layer, "file": path.name, "sha256": digest.hexdigest(), "carried": carried,
+    }  # fmt: skip
+
+
+def load_state(stream: Stream, folder: Path, entry: Entry) -> bool:
+    """Continue from a journalled state; False, and the stream unchanged in meaning, when the file is not it."""
+    path = folder / entry["file"]
+    if entry["carried"] is not None:
+        stream.start_carrying(tuple(entry["carried"]))
+    digest = hashlib.sha256()
+    if not path.is_file() or path.stat().st_size != sum(len(view) for view in _views(stream)):
+        return False
+    with disk_errors(path), open(path, "rb") as handle:
+        for view in _views(stream):
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                handle.readinto(piece)
+                digest.update(piece)
+    if digest.hexdigest() != entry["sha256"]:
+        return False
+    stream.position = entry["layer"] + 1
+    return True
+
+
+def _views(stream: Stream) -> list[memoryview]:
+    arrays = [stream.hidden] + ([] if stream.carried is None else [stream.carried])
+    return [memoryview(array.numpy().reshape(-1)).cast("B") for array in arrays]  # type: ignore[arg-type]
