@@ -7,5 +7,6 @@ so that importing this package stays cheap. ``python -m quantkit_evals.demo`` is
     dequantized  BF16 copy of a checkpoint or view, made by our own kernels, that transformers can load
     models       transformers models from a directory on disk, with the checks that a silent load would skip
     perplexity   perplexity over held-out blocks with its standard error
-    fidelity     mean KL divergence, top-1 agreement and flips of one model against another
+    fidelity     KL divergence, top-1 agreement and flips of one model against another
+    artifact     the two views of an artifact against each other, with the noise floor (``quantkit fidelity``)
 """

@@ -79,6 +79,11 @@ def write_bf16_copy(source: str | PathLike[str] | Checkpoint, out: str | PathLik
     return target
 
 
+def bf16_copy_bytes(source: Checkpoint) -> int:
+    """Tensor bytes of the copy that ``write_bf16_copy`` makes; headers are read, no data."""
+    return sum(tensor.nbytes for entries in _contents(source).values() for tensor, _ in entries)
+
+
 def plain_config(config: dict[str, Any]) -> dict[str, Any]:
     """``config.json`` of a BF16 model: without quantization_config, at the top and in ``text_config``."""
     plain = {k: v for k, v in config.items() if k not in ("quantization_config", "compression_config")}

@@ -1,8 +1,8 @@
 """How far models move from a reference on the same text: KL divergence, top-1 agreement, flips.
 
 Perplexity averages over gains and losses; these don't. All models see a batch before the next one is made, so
-the reference runs once for any number of candidates and no logits are kept. All figures are means of one value per
-block with standard errors over blocks.
+the reference runs once for any number of candidates and no logits are kept. Means and quantiles come with standard
+errors over blocks. Logits stay in the model's dtype; float32 is used for a few positions at a time.
 
 Legend: B blocks, T predicted tokens per block, V vocabulary.
 """
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .perplexity import BATCH_BLOCKS, Perplexity, batches, block_nll, log_probs
-from .statistics import Mean
+from .perplexity import BATCH_BLOCKS, Perplexity, batches, block_nll, log_probs, next_logits, row_slices
+from .statistics import Mean, Quantile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,7 @@ class Fidelity:
         perplexity: of the model.
         reference: perplexity of the reference.
         nll_difference: mean NLL of the model minus the reference's, paired by block; positive is worse.
+        token_kl: KL of every token, float64 ``[B, T]``.
     """
 
     block_kl: tuple[float, ...]
@@ -41,11 +42,16 @@ class Fidelity:
     gained: Mean
     perplexity: Perplexity
     reference: Perplexity
+    token_kl: NDArray[np.float64] = field(repr=False, compare=False)
 
     @property
     def kl(self) -> Mean:
         """Mean over tokens of KL(reference || model) in nats."""
         return Mean.of(self.block_kl)
+
+    def kl_quantile(self, q: float) -> Quantile:
+        """Quantile of the tokens' KL: 0.5 is the median, 0.99 says how bad the worst hundredth is at least."""
+        return Quantile.of(self.token_kl, q)
 
     def kl_difference(self, other: Fidelity) -> Mean:
         """This model's KL minus another candidate's on the same blocks, paired; negative is better than it."""
@@ -56,15 +62,14 @@ class Fidelity:
         return self.perplexity.difference(self.reference)
 
 
-@dataclass(slots=True)
 class _Tally:
-    """One value per block of each figure."""
+    """Values of every token, one array ``[T]`` per block."""
 
-    kl: list[float] = field(default_factory=list)
-    agreement: list[float] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)
-    gained: list[float] = field(default_factory=list)
-    nll: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.rows: dict[str, list[NDArray[np.float64]]] = {k: [] for k in ("kl", "same", "lost", "gained", "nll")}
+
+    def means(self, figure: str) -> tuple[float, ...]:
+        return tuple(float(row.mean()) for row in self.rows[figure])
 
 
 def fidelity(
@@ -82,41 +87,47 @@ def fidelity(
         UsageError: no blocks, or logits that are not finite.
         ValueError: a candidate's vocabulary differs from the reference's.
     """
+    import numpy as np
+
     reference_nll: list[float] = []
     tallies = {label: _Tally() for label in candidates}
     for batch_BT in batches(blocks, batch_blocks):
-        ref_BTV = log_probs(reference, batch_BT)
-        reference_nll += block_nll(ref_BTV, batch_BT)
+        ref_BTV = next_logits(reference, batch_BT)
+        reference_nll += block_nll(ref_BTV, batch_BT, type(reference).__name__)
         for label, model in candidates.items():
-            _add(tallies[label], label, ref_BTV, log_probs(model, batch_BT), batch_BT)
+            new_BTV = next_logits(model, batch_BT)
+            if ref_BTV.shape != new_BTV.shape:
+                raise ValueError(f"{label}: vocabulary {new_BTV.shape[-1]}, the reference has {ref_BTV.shape[-1]}")
+            for block in zip(ref_BTV, new_BTV, batch_BT[:, 1:], strict=True):
+                _add(tallies[label], label, *block)
     num_tokens = blocks.shape[0] * (blocks.shape[1] - 1)
     reference_perplexity = Perplexity(tuple(reference_nll), num_tokens)
     return {
         label: Fidelity(
-            block_kl=tuple(t.kl),
-            agreement=Mean.of(t.agreement),
-            lost=Mean.of(t.lost),
-            gained=Mean.of(t.gained),
-            perplexity=Perplexity(tuple(t.nll), num_tokens),
+            block_kl=t.means("kl"),
+            agreement=Mean.of(t.means("same")),
+            lost=Mean.of(t.means("lost")),
+            gained=Mean.of(t.means("gained")),
+            perplexity=Perplexity(t.means("nll"), num_tokens),
             reference=reference_perplexity,
+            token_kl=np.stack(t.rows["kl"]),
         )
         for label, t in tallies.items()
     }
 
 
-def _add(tally: _Tally, label: str, ref_BTV: Any, new_BTV: Any, batch_BT: Any) -> None:
-    """Reduce one batch of log-probabilities to a value per block."""
-    if ref_BTV.shape != new_BTV.shape:
-        raise ValueError(f"{label}: vocabulary {new_BTV.shape[-1]}, the reference has {ref_BTV.shape[-1]}")
-    kl_BT = (ref_BTV.exp() * (ref_BTV - new_BTV)).sum(-1).double()
-    ref_top_BT, new_top_BT, truth_BT = ref_BTV.argmax(-1), new_BTV.argmax(-1), batch_BT[:, 1:]
-    ref_right_BT, new_right_BT = ref_top_BT == truth_BT, new_top_BT == truth_BT
+def _add(tally: _Tally, label: str, ref_TV: Any, new_TV: Any, truth_T: Any) -> None:
+    """Reduce the logits of one block to values per token, a few tokens at a time."""
+    import torch
 
-    def per_block(values_BT: Any) -> list[float]:
-        return [float(x) for x in values_BT.double().mean(-1)]
-
-    tally.kl += per_block(kl_BT)
-    tally.agreement += per_block(ref_top_BT == new_top_BT)
-    tally.lost += per_block(ref_right_BT & ~new_right_BT)
-    tally.gained += per_block(~ref_right_BT & new_right_BT)
-    tally.nll += block_nll(new_BTV, batch_BT)
+    found: dict[str, list[Any]] = {name: [] for name in tally.rows}
+    for rows in row_slices(ref_TV.shape[1], len(truth_T)):
+        ref, new, truth = log_probs(ref_TV[rows], "the reference"), log_probs(new_TV[rows], label), truth_T[rows]
+        ref_top, new_top = ref.argmax(-1), new.argmax(-1)
+        found["kl"].append((ref.exp() * (ref - new)).sum(-1))
+        found["same"].append(ref_top == new_top)
+        found["lost"].append((ref_top == truth) & (new_top != truth))
+        found["gained"].append((ref_top != truth) & (new_top == truth))
+        found["nll"].append(-new.gather(-1, truth[:, None]).squeeze(-1))
+    for name, parts in found.items():
+        tally.rows[name].append(torch.cat(parts).double().cpu().numpy())

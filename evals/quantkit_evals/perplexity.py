@@ -1,7 +1,8 @@
 """Perplexity over blocks of held-out tokens.
 
-Logits are made for a few blocks at a time and reduced at once to one number per block, so memory does not grow
-with the text. Cross-entropy is computed in float32 whatever the model's dtype. Every token of a block but the
+Logits are made for a few blocks at a time and reduced at once, so memory does not grow with the text. They stay in
+the model's dtype; float32 copies, in which cross-entropy is computed, are made of a few positions at a time, so a
+vocabulary of 150,000 costs no gigabytes. Every token of a block but the
 first is predicted, from the tokens of its own block only.
 
 Legend: B blocks, T tokens per block, V vocabulary.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BATCH_BLOCKS = 8
+CHUNK_ELEMENTS = 4 << 20  # logits in float32 at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def perplexity(model: Any, blocks: NDArray[np.int64], *, batch_blocks: int = BAT
     """
     nll: list[float] = []
     for batch in batches(blocks, batch_blocks):
-        nll += block_nll(log_probs(model, batch), batch)
+        nll += block_nll(next_logits(model, batch), batch, type(model).__name__)
     return Perplexity(tuple(nll), blocks.shape[0] * (blocks.shape[1] - 1))
 
 
@@ -90,22 +92,43 @@ def batches(blocks: NDArray[np.int64], batch_blocks: int) -> Iterator[Any]:
         yield torch.from_numpy(blocks[start : start + batch_blocks])
 
 
-def log_probs(model: Any, batch_BT: Any) -> Any:
-    """Log-probabilities float32 ``[B, T-1, V]`` of every next token; position t predicts token t+1.
+def next_logits(model: Any, batch_BT: Any) -> Any:
+    """Logits ``[B, T-1, V]`` of every next token, in the model's dtype; position t predicts token t+1."""
+    import torch
+
+    with torch.inference_mode():
+        return model(input_ids=batch_BT, use_cache=False).logits[:, :-1]
+
+
+def row_slices(vocabulary: int, num_rows: int) -> Iterator[slice]:
+    """Runs of positions whose float32 log-probabilities are few enough to be held at once."""
+    step = max(1, CHUNK_ELEMENTS // vocabulary)
+    return (slice(start, start + step) for start in range(0, num_rows, step))
+
+
+def log_probs(logits_TV: Any, who: str) -> Any:
+    """Log-probabilities float32 of a few positions.
 
     Raises:
         UsageError: logits that are NaN or infinite, since every figure made of them would be a lie.
     """
     import torch
 
-    with torch.inference_mode():
-        logits_BTV = model(input_ids=batch_BT, use_cache=False).logits[:, :-1].float()
-        if not torch.isfinite(logits_BTV).all():
-            raise UsageError("the model's logits are not finite", where=type(model).__name__)
-        return logits_BTV.log_softmax(-1)
+    logits_TV = logits_TV.float()
+    if not torch.isfinite(logits_TV).all():
+        raise UsageError("the model's logits are not finite", where=who)
+    return logits_TV.log_softmax(-1)
 
 
-def block_nll(log_probs_BTV: Any, batch_BT: Any) -> list[float]:
+def block_nll(logits_BTV: Any, batch_BT: Any, who: str) -> list[float]:
     """Mean negative log-likelihood of each block's next tokens."""
-    nll_BT = -log_probs_BTV.gather(-1, batch_BT[:, 1:, None]).squeeze(-1)
-    return [float(x) for x in nll_BT.double().mean(-1)]
+    import torch
+
+    found = []
+    for logits_TV, truth_T in zip(logits_BTV, batch_BT[:, 1:], strict=True):
+        parts = [
+            -log_probs(logits_TV[rows], who).gather(-1, truth_T[rows, None]).squeeze(-1)
+            for rows in row_slices(logits_TV.shape[1], len(truth_T))
+        ]
+        found.append(float(torch.cat(parts).double().cpu().numpy().mean()))
+    return found

@@ -54,10 +54,7 @@ def token_blocks(
         raise UsageError(f"{block_tokens} tokens in a block", where="block_tokens", accepted="2 or more")
     if num_blocks is not None and num_blocks < 1:
         raise UsageError(f"{num_blocks} blocks", where="num_blocks", accepted="1 or more, or None for all")
-    path = bundled_text(str(text)) if str(text) in TEXTS else Path(text)
-    if not path.is_file():
-        raise UsageError("no such text", where=str(text), accepted=f"{', '.join(TEXTS)}, or the path of a file")
-    stream = _tokenise(Path(checkpoint), path)
+    stream = _tokenise(Path(checkpoint), text_path(text))
     whole = len(stream) // block_tokens
     wanted = whole if num_blocks is None else num_blocks
     if wanted < 1 or wanted > whole:
@@ -67,6 +64,14 @@ def token_blocks(
     starts = (np.arange(wanted, dtype=np.int64) * whole // wanted) * block_tokens
     blocks: NDArray[np.int64] = stream[starts[:, None] + np.arange(block_tokens)]
     return blocks
+
+
+def text_path(text: str | PathLike[str]) -> Path:
+    """File of a bundled text or of the user's; UsageError when there is none."""
+    path = bundled_text(str(text)) if str(text) in TEXTS else Path(text)
+    if not path.is_file():
+        raise UsageError("no such text", where=str(text), accepted=f"{', '.join(TEXTS)}, or the path of a file")
+    return path
 
 
 def _tokenise(checkpoint: Path, text: Path) -> NDArray[np.int64]:
@@ -82,7 +87,10 @@ def _tokenise(checkpoint: Path, text: Path) -> NDArray[np.int64]:
         raise UsageError(
             "the tokenizer names no end-of-text token", where=str(checkpoint / "tokenizer_config.json")
         )
-    documents = text.read_text(encoding="utf-8").split("\n\n")
+    try:
+        documents = text.read_text(encoding="utf-8-sig").split("\n\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(text)) from None
     stream: list[int] = []
     for encoded in tokenizer.backend_tokenizer.encode_batch(documents, add_special_tokens=False):
         stream.extend(encoded.ids)

@@ -18,6 +18,7 @@ COMMANDS = {
     "verify": (f"{_HOME}.verify:verify", "Check an artifact against its manifest, or its source."),
     "inspect": (f"{_HOME}.inspect:inspect", "Show what a checkpoint, view, artifact or tensor is."),
     "diff": (f"{_HOME}.diff:diff", "Compare two checkpoints or views, tensor by tensor."),
+    "fidelity": (f"{_HOME}.fidelity:fidelity", "Measure what INT4 costs: perplexity, KL divergence, flips."),
     "recipes": (f"{_HOME}.recipes:recipes", "List and show the bundled recipes, print their schema."),
     "env": (f"{_HOME}.env:env", "Show versions, kernels, hardware and settings for a bug report."),
     "completion": (f"{_HOME}.completion:completion", "Print the completion script of a shell."),

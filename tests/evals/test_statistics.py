@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quantkit.errors import UsageError
 from quantkit_evals.fidelity import fidelity
 from quantkit_evals.perplexity import perplexity
-from quantkit_evals.statistics import Mean
+from quantkit_evals.statistics import Mean, Quantile
 
 VOCAB = 11
 
@@ -86,10 +86,47 @@ def test_fidelity_against_scipy(blocks):
     assert result.nll_difference.value == pytest.approx(result.perplexity.nll.value - result.reference.nll.value)
 
 
+def test_float32_copies_of_few_positions_change_nothing(blocks, monkeypatch):
+    pair = TableModel(1), {"other": TableModel(2)}
+    whole = fidelity(*pair, blocks)["other"]
+    monkeypatch.setattr("quantkit_evals.perplexity.CHUNK_ELEMENTS", 3 * VOCAB)  # 7 pieces of a block
+    pieces = fidelity(*pair, blocks)["other"]
+    assert pieces == whole
+    np.testing.assert_array_equal(pieces.token_kl, whole.token_kl)
+
+
+def test_kl_of_tokens_and_their_quantiles(blocks):
+    reference, other = TableModel(1), TableModel(2)
+    result = fidelity(reference, {"other": other}, blocks, batch_blocks=2)["other"]
+    p = scipy.special.softmax(reference.table.bfloat16().double().numpy(), axis=1)[blocks[:, :-1]]
+    q = scipy.special.softmax(other.table.bfloat16().double().numpy(), axis=1)[blocks[:, :-1]]
+    expected = scipy.stats.entropy(p, q, axis=-1)
+    np.testing.assert_allclose(result.token_kl, expected, rtol=1e-4)
+    for share in (0.5, 0.99):
+        assert result.kl_quantile(share).value == pytest.approx(np.quantile(expected, share), rel=1e-4)
+
+
+def test_standard_error_of_a_quantile_is_what_repetition_shows():
+    random = np.random.default_rng(1)
+    repeated = [np.quantile(random.exponential(size=(40, 50)), 0.5) for _ in range(300)]
+    found = [Quantile.of(random.exponential(size=(40, 50)), 0.5).stderr for _ in range(20)]
+    assert np.mean(found) == pytest.approx(np.std(repeated), rel=0.15)
+    # blocks whose tokens are all alike are worth one token each
+    alike = [Quantile.of(np.repeat(random.exponential(size=(40, 1)), 50, 1), 0.5).stderr for _ in range(20)]
+    assert np.mean(alike) > 4 * np.mean(found)
+
+
+def test_quantile_of_one_block_and_of_none():
+    assert math.isnan(Quantile.of(np.ones((1, 5)), 0.5).stderr)
+    with pytest.raises(ValueError, match="no blocks"):
+        Quantile.of(np.ones((0, 5)), 0.5)
+
+
 def test_a_model_equals_itself(blocks):
     result = fidelity(TableModel(1), {"same": TableModel(1)}, blocks)["same"]
     assert (result.kl.value, result.agreement.value, result.lost.value, result.gained.value) == (0, 1, 0, 0)
     assert result.nll_difference == Mean(0.0, 0.0)
+    assert result.kl_quantile(0.99) == Quantile(0.0, 0.0)
 
 
 def test_paired_difference_is_sharper_than_the_unpaired(blocks):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -244,13 +244,6 @@ def refuse(kind: type[QuantkitError], says: str, source: Path, **section: Any) -
 
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "transformers":
-            raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(EnvironmentProblem, match=r"pip install 'quantkit\[eval\]'"):
         make()

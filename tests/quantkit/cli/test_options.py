@@ -25,6 +25,7 @@ GOLDEN = {
     "verify": f"{OUTPUT} --against --quick",
     "inspect": f"{OUTPUT} --revision --tensor",
     "diff": f"{OUTPUT} --quick",
+    "fidelity": f"{OUTPUT} --attach --dtype --text --tokens",
     "recipes": OUTPUT,
     "env": OUTPUT,
     "completion": "--help",
