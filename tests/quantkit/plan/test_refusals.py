@@ -138,7 +138,9 @@ def test_make_fp8_of_an_fp8_source(glm: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"group_size": 64}, {"linears": "all"}, {"layers": "1"}, {"keep": ("x",)}], ids=str
+    "options",
+    [{"group_size": 64}, {"linears": "all"}, {"layers": "1"}, {"keep": ("x",)}, {"method": "gptq"}],
+    ids=str,
 )
 def test_options_that_native_int4_cannot_honour(tmp_path: Path, options: dict[str, Any]) -> None:
     path = write_moe(tmp_path / "m", "kimi_k25")

@@ -13,6 +13,7 @@ import pytest
 
 from quantkit.checkpoint import Checkpoint, open_checkpoint
 from quantkit.checkpoint.weights import find_weights
+from quantkit.cli import show_plan
 from quantkit.errors import EnvironmentProblem, UsageError
 from quantkit.models.role import Role
 from quantkit.plan import build_plan
@@ -174,6 +175,33 @@ def test_a_config_without_numbers_leaves_sections_out(tmp_path: Path) -> None:
     assert "hidden_size" in found["unknown"]["kv_cache"]
     assert found["kv_cache"] is found["engines"] is None
     assert found["output"]["decode"]["tensor_bytes"] > 0
+
+
+def test_what_calibration_reads_and_keeps(tiny: Checkpoint, tmp_path: Path) -> None:
+    found = summary_of(tiny, options={"method": "gptq", "samples": 10, "length": 64, "calibration": "a.txt"})
+    assert found["calibration"] == {
+        "data": "a.txt", "samples": 10, "length": 64, "seed": 0, "tokens": 640,
+        "tokens_per_expert": 640 * 4 / 16, "hidden_state_bytes": 640 * 256 * 4,
+    }  # fmt: skip
+    assert "calibration" in found["time"]["excludes"]
+    shown = [block for block in show_plan.plan(found) if isinstance(block, str)]
+    assert any("10 samples of 64 tokens, a.txt, 160 tokens per expert" in line for line in shown)
+    assert any("without calibration" in line for line in shown)
+    free = summary_of(tiny)
+    assert "calibration" not in free and "calibration" not in free["recipe"]
+    assert "calibration" not in free["time"]["excludes"]
+    folder = write_moe(tmp_path / "m", "qwen3_moe")
+    config = json.loads((folder / "config.json").read_text())
+    del config["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with open_checkpoint(folder) as checkpoint:
+        plan = build_plan(checkpoint, default_recipe().with_options(method="gptq"))
+        assert "hidden_size" in summarise(plan, checkpoint, rates=RATES)["unknown"]["calibration"]
+
+
+def test_rates_are_measured_for_a_calibrated_method_too(tiny: Checkpoint) -> None:
+    plan = build_plan(tiny, load_recipe("tiny-glm").with_options(method="gptq"))
+    assert 0 < summarise(plan, tiny)["time"]["seconds"] < 600
 
 
 def test_bad_options(tiny: Checkpoint) -> None:
