@@ -1,7 +1,9 @@
-"""Calibrated INT4 as pure numerics: inputs and weights in, INT4 weights out. No files, no models, no streaming.
+"""Calibrated INT4: what a weight becomes when its inputs are known, and how they become known.
 
-``hessian.py`` gathers what is known of a linear's inputs, ``gptq.py`` (with ``factor.py`` and ``compensate.py``)
-and ``awq.py`` quantize with it. torch is imported by the functions that use it.
+Numerics, without files and models: ``hessian.py`` gathers what is known of a linear's inputs, ``gptq.py`` (with
+``factor.py`` and ``compensate.py``) and ``awq.py`` quantize with it. Streaming: ``samples.py`` chooses the text,
+``skeleton.py``, ``stream.py`` and ``experts.py`` carry it through the model with one expert in memory, and
+``expert.py`` calibrates one. torch and transformers are imported by the functions that use them.
 """
 
 from .awq import Fold, fold_expert, round_by_importance

@@ -67,7 +67,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Tokens of one expert: rows ``tokens`` ``[n]`` of ``states`` ``[T, H]``, and their routing weights ``[n]``."""
+    """Tokens of one expert: rows ``tokens`` ``[n]`` of ``states`` ``[T, H]``, and their routing ``weight``."""
 
     states: Tensor
     tokens: Tensor

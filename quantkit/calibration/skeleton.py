@@ -63,7 +63,7 @@ class Skeleton:
     def __init__(self, checkpoint: Checkpoint, classifier: Classifier, read: WeightReader) -> None:
         """
         Args:
-            read: float32 ``[O, I]`` of a stored weight.
+            read: rows of a stored weight as float32.
 
         Raises:
             UnsupportedError: transformers has no such model, or not with experts that can be streamed.
@@ -95,12 +95,26 @@ class Skeleton:
         self._lock = threading.Lock()
 
     @contextmanager
-    def embedding(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """From token ids ``[B, T]`` to what the first layer gets ``[B, T, H]``; the table is loaded meanwhile."""
+    def embedding(self, used: NDArray[np.int64]) -> Iterator[Callable[[NDArray[np.int64]], Tensor]]:
+        """From token ids ``[B, T]`` to what the first layer gets ``[B, T, H]``.
+
+        Args:
+            used: all ids that will come, sorted, each once. Only their rows are read: a whole table in float32 can
+                be larger than any layer.
+        """
+        import numpy as np
+        import torch
+
         module = self._decoder.get_input_embeddings()
         name = next(name for name, m in self._model.named_modules() if m is module)
-        with self._filled(module, f"{name}.", frozenset()):
-            yield lambda tokens: self._record(input_ids=tokens)[0].hidden
+        weight = self._weights[self._name(f"{name}.weight")]
+        rows = np.concatenate([self._read(weight, int(i), int(i) + 1) for i in used])
+        before, padding = module.weight, module.padding_idx
+        module.weight, module.padding_idx = torch.nn.Parameter(torch.from_numpy(rows), requires_grad=False), None
+        try:
+            yield lambda ids: self._record(input_ids=torch.from_numpy(np.searchsorted(used, ids)))[0].hidden
+        finally:
+            module.weight, module.padding_idx = before, padding
 
     def calls(self, batch: int, length: int) -> list[LayerCall]:
         """For each layer what it gets besides hidden states ``[batch, length, H]``."""
@@ -168,17 +182,21 @@ class Skeleton:
     def _tensor(self, key: str, shape: tuple[int, ...]) -> Tensor:
         import torch
 
-        name = self._names.get(key)
-        if name is None:
+        name = self._name(key)
+        weight = self._weights.get(name)
+        array = self._read(weight, 0, weight.shape[0]) if weight is not None else self._plain(name)
+        if array.shape != shape:
+            raise SourceError(f"shape {list(array.shape)}", where=name, accepted=f"{list(shape)}, by config.json")
+        return torch.from_numpy(array)
+
+    def _name(self, key: str) -> str:
+        """In the checkpoint, of what the model calls ``key``."""
+        if key not in self._names:
             raise SourceError(
                 "the model needs a weight that the checkpoint lacks", where=key,
                 hint="Calibration runs the model; mse and rtn need the experts only.",
             )  # fmt: skip
-        weight = self._weights.get(name)
-        array = self._read(weight) if weight is not None else self._plain(name)
-        if array.shape != shape:
-            raise SourceError(f"shape {list(array.shape)}", where=name, accepted=f"{list(shape)}, by config.json")
-        return torch.from_numpy(array)
+        return self._names[key]
 
     def _plain(self, name: str) -> NDArray[np.float32]:
         import numpy as np

@@ -89,11 +89,11 @@ class Stream:
 
     def embed(self) -> None:
         """Start: the embedding of the tokens."""
-        import torch
+        import numpy as np
 
-        with self.skeleton.embedding() as embedded:
+        with self.skeleton.embedding(np.unique(self._samples)) as embedded:
             for part in self._batches():
-                self.hidden[part] = embedded(torch.from_numpy(self._samples[part]))
+                self.hidden[part] = embedded(self._samples[part])
 
     def forward(self, work: ExpertWork) -> None:
         """Pass layer ``position``; its experts are run by ``work``."""

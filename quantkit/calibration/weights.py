@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from quantkit.checkpoint import Checkpoint
 
-WeightReader = Callable[[StoredWeight], "NDArray[np.float32]"]  # float32 [O, I] of a stored weight
+WeightReader = Callable[[StoredWeight, int, int], "NDArray[np.float32]"]  # rows [start, stop) as float32 [n, I]
 
 
 def routed_experts(

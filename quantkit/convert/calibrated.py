@@ -130,7 +130,7 @@ class Calibration:
         def work(expert: int, routed: Routed, inputs: Inputs) -> Tensor:
             self._ticker.check()
             stored = self._experts[layer, expert]
-            weights = {projection: self._read(weight) for projection, weight in stored.items()}
+            weights = {p: self._read(weight, 0, weight.shape[0]) for p, weight in stored.items()}
             chosen = [p for p, weight in stored.items() if weight.weight.name in self._jobs]
             if not chosen:
                 return routed.outputs(Expert(weights, gating))
@@ -157,10 +157,10 @@ class Calibration:
         state.done(index, write_int4(state.shard.jobs[index], weight, result.weight, state.writer(), figures))
         self._ticker.add("calibration", state.name, weight.weight.nbytes)
 
-    def _read(self, weight: StoredWeight) -> NDArray[np.float32]:
+    def _read(self, weight: StoredWeight, start: int, stop: int) -> NDArray[np.float32]:
         import numpy as np
 
-        array: NDArray[np.float32] = RowReader(self._checkpoint, weight).float32(0, weight.shape[0])
+        array: NDArray[np.float32] = RowReader(self._checkpoint, weight).float32(start, stop)
         if weight.storage is Storage.PLAIN and not np.isfinite(array).all():
             raise SourceError("NaN or infinity", where=weight.weight.place, hint="Download the source again.")
         return array

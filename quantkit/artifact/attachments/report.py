@@ -1,4 +1,4 @@
-"""Figures about a conversion, from the records alone: error by layer, by projection, by expert; sizes.
+"""Figures about a conversion, from the records alone: error by layer, projection and expert; tokens seen; sizes.
 
 Errors of several weights are combined as the root of the mean square of their relative errors: within one model
 the weights of a layer and projection have the same shape, so this is close to the error of all of them as one.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..canonical import round_figure
@@ -40,6 +41,33 @@ class _Errors:
         return {"weights": self.count, "rms": round_figure(mean), "max": round_figure(self.largest)}
 
 
+@dataclass(slots=True)
+class _Coverage:
+    """What the calibrated experts of one layer saw, and what that gave."""
+
+    tokens: dict[int, int] = field(default_factory=dict)  # by expert
+    shrunk: set[int] = field(default_factory=set)
+    gains: list[float] = field(default_factory=list)
+    largest_percdamp: float = 0.0
+
+    def add(self, expert: int | None, facts: dict[str, Any]) -> None:
+        if expert is not None:
+            self.tokens[expert] = facts["tokens"]
+            if facts["shrunk"]:
+                self.shrunk.add(expert)
+        if facts["error_to_rtn"] is not None:
+            self.gains.append(facts["error_to_rtn"])
+        self.largest_percdamp = max(self.largest_percdamp, facts["percdamp"])
+
+    def to_json(self) -> dict[str, Any]:
+        """``error_to_rtn`` is the median over weights of the squared output error relative to rtn's."""
+        return {
+            "tokens": [count for _, count in sorted(self.tokens.items())], "shrunk_experts": sorted(self.shrunk),
+            "error_to_rtn": round_figure(median(self.gains)) if self.gains else None,
+            "largest_percdamp": self.largest_percdamp,
+        }  # fmt: skip
+
+
 def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[str, Any]:
     """Content of report.json."""
     views: dict[str, dict[str, Any]] = {}
@@ -47,7 +75,10 @@ def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[st
     sums: dict[str, dict[str, dict[str, _Errors]]] = {
         view: {key: defaultdict(_Errors) for key in ("total", "layer", "projection", "role")} for view in VIEWS
     }
+    calibration: dict[str, _Coverage] = {}
     for record in records:
+        if (facts := record.decode.calibration) is not None:
+            calibration.setdefault(str(record.layer), _Coverage()).add(record.expert, facts)
         for view in VIEWS:
             error = record.outcome(view).relative_error
             if error is None:
@@ -73,6 +104,7 @@ def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[st
         "pair_id": manifest.pair_id, "source": manifest.source.label, "family": manifest.source.family,
         "recipe": manifest.recipe, "counts": manifest.counts,
         "sizes": {name: view.nbytes for name, view in manifest.views.items()}, "errors": views,
+        **({"calibration": {layer: c.to_json() for layer, c in calibration.items()}} if calibration else {}),
     }  # fmt: skip
 
 

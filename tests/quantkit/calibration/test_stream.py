@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantkit.artifact.dequantize import dequantize
+from quantkit.artifact.dequantize import RowReader, dequantize
 from quantkit.calibration.expert import Expert
 from quantkit.calibration.experts import Inputs, Routed
 from quantkit.calibration.skeleton import Skeleton
@@ -63,7 +63,9 @@ def whole_model(copy: Path, samples: np.ndarray[Any, Any]) -> list[torch.Tensor]
 
 def stream_of(checkpoint: Checkpoint, samples: np.ndarray[Any, Any], workers: Workers) -> Stream:
     classifier = find_family(checkpoint.config, checkpoint.tensors)
-    return Stream(Skeleton(checkpoint, classifier, lambda w: dequantize(checkpoint, w)), samples, workers)
+    return Stream(
+        Skeleton(checkpoint, classifier, lambda w, a, b: RowReader(checkpoint, w).float32(a, b)), samples, workers
+    )
 
 
 def streamed(checkpoint: Checkpoint, samples: np.ndarray[Any, Any], workers: Workers) -> Iterator[torch.Tensor]:
