@@ -247,7 +247,12 @@ class _Recorder:
         return getattr(self._layer, name)
 
 
-def _on_meta(checkpoint: Checkpoint) -> Any:
+def libraries() -> tuple[Any, Any]:
+    """torch and transformers.
+
+    Raises:
+        EnvironmentProblem: not installed.
+    """
     try:
         import torch
         import transformers
@@ -256,6 +261,11 @@ def _on_meta(checkpoint: Checkpoint) -> Any:
             f"calibration runs the model and needs {problem.name}", where="--method gptq",
             hint="pip install 'quantkit[eval]'",
         ) from problem  # fmt: skip
+    return torch, transformers
+
+
+def _on_meta(checkpoint: Checkpoint) -> Any:
+    torch, transformers = libraries()
     config = _config(checkpoint.config, transformers)
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -81,7 +81,7 @@ class Stream:
         """
         self.skeleton, self._samples, self._workers = skeleton, samples, workers
         self._allocate = allocate or in_memory
-        self._step = max(1, BATCH_TOKENS // samples.shape[1])
+        self._step = batch_samples(samples.shape[1])
         self._kept: dict[str, Tensor] = {}
         self.hidden = self._array("hidden", (*samples.shape, skeleton.hidden_size), "float32")
         self.carried: Tensor | None = None
@@ -176,6 +176,11 @@ class Stream:
         if name not in self._kept or tuple(self._kept[name].shape) != shape:
             self._kept[name] = self._allocate(shape, dtype)
         return self._kept[name]
+
+
+def batch_samples(length: int) -> int:
+    """Samples of one batch."""
+    return max(1, BATCH_TOKENS // length)
 
 
 def in_memory(shape: tuple[int, ...], dtype: Any) -> Tensor:

@@ -16,19 +16,22 @@ from typing import TYPE_CHECKING
 
 from ..artifact.canonical import round_figure
 from ..artifact.dequantize import RowReader
-from ..calibration.expert import Expert, ExpertSettings, calibrate_expert, facts
+from ..calibration.expert import DOWN, Expert, ExpertSettings, calibrate_expert, facts
 from ..calibration.experts import Inputs, Routed
 from ..calibration.gptq import Calibrated, GptqSettings
+from ..calibration.memory import Shape, choose_workers, largest_layer
 from ..calibration.skeleton import Skeleton
-from ..calibration.stream import Stream, Workers
+from ..calibration.stream import Stream, Workers, batch_samples
 from ..calibration.weights import routed_experts
 from ..checkpoint.tensor import Storage, StoredWeight
 from ..errors import SourceError
 from ..models.classify import find_family
 from ..models.config import text_config
+from ..models.role import Role
 from ..plan.fate import Job
+from ..plan.memory import resident_bytes
 from ..recipe.recipe import CALIBRATED_METHODS
-from .calibration_state import DEFAULT_BYTES, FOLDER, MEMORY_SHARE, Arrays, load_state, save_state
+from .calibration_state import FOLDER, Arrays, load_state, save_state
 from .ops import write_int4
 from .progress import Ticker
 from .shards import ShardState
@@ -54,8 +57,11 @@ class Calibration:
     """All calibrated jobs of one conversion.
 
     Args:
-        workers: experts at once.
+        workers: experts at once, if ``max_memory`` allows.
         max_memory: as given to ``convert``.
+
+    Raises:
+        EnvironmentProblem: the memory is not enough for one expert, or transformers is not installed.
     """
 
     def __init__(
@@ -64,9 +70,10 @@ class Calibration:
     ) -> None:  # fmt: skip
         self.samples = samples
         self._checkpoint, self._target = checkpoint, target
-        self._workers, self._max_memory = workers, max_memory
-        self._family = plan.recipe.family
         self._settings = settings_of(plan)
+        self._classifier = find_family(checkpoint.config, checkpoint.tensors, override=plan.recipe.family)
+        self._experts = routed_experts(checkpoint, self._classifier)
+        self._budget = choose_workers(workers, max_memory, _resident(max_memory), self._shape())
         self._jobs: dict[str, tuple[ShardState, int]] = {}  # by the first tensor of the weight
         self._ticker: Ticker
 
@@ -96,14 +103,11 @@ class Calibration:
             return
         folder = self._target.work / FOLDER
         folder.mkdir(exist_ok=True)
-        checkpoint = self._checkpoint
-        classifier = find_family(checkpoint.config, checkpoint.tensors, override=self._family)
-        self._experts = routed_experts(checkpoint, classifier)
-        skeleton = Skeleton(checkpoint, classifier, self._read)
-        workers = Workers(self._workers)
+        skeleton = Skeleton(self._checkpoint, self._classifier, self._read)
+        workers = Workers(self._budget.workers)
         try:
-            limit = DEFAULT_BYTES if self._max_memory is None else self._max_memory // MEMORY_SHARE
-            stream = Stream(skeleton, self.samples.token_ids, workers, Arrays(folder, limit))
+            arrays = Arrays(folder, self._budget.array_bytes)
+            stream = Stream(skeleton, self.samples.token_ids, workers, arrays)
             if not self._resumes(stream, min(layer for layer in left if layer is not None)):
                 stream.embed()
             while stream.position <= last:
@@ -164,6 +168,28 @@ class Calibration:
         if weight.storage is Storage.PLAIN and not np.isfinite(array).all():
             raise SourceError("NaN or infinity", where=weight.weight.place, hint="Download the source again.")
         return array
+
+    def _shape(self) -> Shape:
+        text = text_config(self._checkpoint.config)
+        heads = text.get("num_attention_heads")
+        one = next(iter(self._experts.values()))
+        roles = ((self._classifier.role_of(w.weight.name), w.shape) for w in self._checkpoint.weights().values())
+        rest = ((r.layer, o * i) for r, (o, i) in roles if r.role is not Role.ROUTED_EXPERT)
+        samples, length = self.samples.token_ids.shape
+        return Shape(
+            hidden=one[DOWN].shape[0], inner=one[DOWN].shape[1], heads=heads if isinstance(heads, int) else 1,
+            layer_weights=largest_layer(rest), batch=min(samples, batch_samples(length)), length=length,
+        )  # fmt: skip
+
+
+def _resident(max_memory: int | None) -> int:
+    """Resident bytes with what calibration imports; without a limit nothing is imported for it."""
+    if max_memory is None:
+        return 0
+    from ..calibration.skeleton import libraries
+
+    libraries()
+    return resident_bytes()
 
 
 def settings_of(plan: Plan) -> ExpertSettings:

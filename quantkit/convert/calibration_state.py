@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FOLDER = "calibration"
-DEFAULT_BYTES = 8 << 30  # of working arrays in memory when no limit was given
-MEMORY_SHARE = 4  # working arrays take up to this part of --max-memory
 _PIECE = 16 << 20
 
 

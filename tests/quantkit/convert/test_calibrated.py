@@ -20,8 +20,9 @@ from quantkit.calibration.samples import CalibrationSet, calibration_set
 from quantkit.calibration.stream import Stream
 from quantkit.checkpoint import open_checkpoint
 from quantkit.convert import convert
-from quantkit.errors import ArtifactError, RecipeError, SourceError, UsageError
+from quantkit.errors import ArtifactError, EnvironmentProblem, RecipeError, SourceError, UsageError
 from quantkit.plan import build_plan
+from quantkit.plan.memory import resident_bytes
 from quantkit.recipe import default_recipe
 from tests.builders import moe, write_checkpoint, write_moe
 from tests.quantkit.convert.cases import core_digests
@@ -92,9 +93,15 @@ def test_workers_change_no_byte(jobs: int, whole: Path, tmp_path: Path) -> None:
 
 
 def test_mapped_arrays_change_no_byte(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantkit.convert.calibrated.DEFAULT_BYTES", 100_000)
+    monkeypatch.setattr("quantkit.calibration.memory.DEFAULT_ARRAY_BYTES", 100_000)
     run("tiny-glm", tmp_path / "out", **SMALL, **LAYERS)
     assert core_digests(tmp_path / "out") == core_digests(whole)
+
+
+def test_too_little_memory_is_told_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"not enough to calibrate: .* are needed"):
+        run("tiny-glm", tmp_path / "out", jobs=1, max_memory=resident_bytes() + (38 << 20), **SMALL)
+    assert not (tmp_path / "out.partial").exists()
 
 
 def stop_in(layer: int, weights: int, stop: Callable[[], None]) -> Callable[[Any], None]:

@@ -1,0 +1,92 @@
+"""How many experts at once fit into the memory that the user allows.
+
+::
+
+    peak = resident now + weights of one layer + tasks * task + working arrays
+
+*Resident now* is interpreter, torch, transformers, headers and plan: measured. A layer counts without its routed
+experts, in float32. A *task* is the larger of one expert (weights, their quantized numbers, the sweep's copies,
+the Hessian and its factor, a chunk of tokens) and one batch on its way through attention. Working arrays (hidden
+states) get what is left, at most a quarter of the limit, and lie in mapped files beyond that; pages of mapped
+files are the kernel's to reclaim and not counted, although they show as resident while there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quantkit.errors import EnvironmentProblem
+from quantkit.units import format_bytes
+
+from .experts import CHUNK_TOKENS
+
+ARRAY_SHARE = 4
+DEFAULT_ARRAY_BYTES = 8 << 30  # working arrays in memory when there is no limit
+_FLOAT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides the memory of calibration.
+
+    Attributes:
+        hidden, inner: width of hidden states and of an expert.
+        heads: attention heads.
+        layer_weights: of the largest layer, routed experts left out.
+        batch, length: samples and tokens of one batch.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    layer_weights: int
+    batch: int
+    length: int
+
+    @property
+    def task_bytes(self) -> int:
+        weights = 3 * self.hidden * self.inner
+        sweep = 4 * 2 * self.inner * self.hidden
+        hessian = 3 * max(self.hidden, self.inner) ** 2
+        chunk = CHUNK_TOKENS * (self.hidden + 4 * self.inner)
+        expert = 2 * weights + sweep + hessian + chunk
+        attention = self.batch * self.length * (3 * self.heads * self.length + 16 * self.hidden)
+        return _FLOAT * max(expert, attention)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBudget:
+    """Tasks at once, and bytes of working arrays that stay out of files."""
+
+    workers: int
+    array_bytes: int
+
+
+def choose_workers(workers: int, max_memory: int | None, resident: int, shape: Shape) -> CalibrationBudget:
+    """Fit tasks and arrays into ``max_memory`` bytes (None: no limit).
+
+    Raises:
+        EnvironmentProblem: not even one task fits; the least that does is stated.
+    """
+    if max_memory is None:
+        return CalibrationBudget(workers, DEFAULT_ARRAY_BYTES)
+    fixed = resident + _FLOAT * shape.layer_weights
+    least = fixed + shape.task_bytes
+    if max_memory < least:
+        raise EnvironmentProblem(
+            f"{format_bytes(max_memory)} of memory are not enough to calibrate: {format_bytes(least)} are needed",
+            where="--max-memory", hint="Allow more, or use a method without calibration (mse)",
+        )  # fmt: skip
+    arrays = min(max_memory // ARRAY_SHARE, max_memory - least)
+    fit = max(1, (max_memory - fixed - arrays) // shape.task_bytes)
+    return CalibrationBudget(min(workers, fit), arrays)
+
+
+def largest_layer(weights: Iterable[tuple[int | None, int]]) -> int:
+    """Most weights of one layer, from (layer, number of weights)."""
+    layers: dict[int, int] = {}
+    for layer, count in weights:
+        if layer is not None:
+            layers[layer] = layers.get(layer, 0) + count
+    return max(layers.values(), default=0)

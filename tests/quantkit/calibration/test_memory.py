@@ -1,0 +1,49 @@
+"""Tasks and arrays that fit into a memory limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quantkit.calibration.memory import DEFAULT_ARRAY_BYTES, Shape, choose_workers, largest_layer
+from quantkit.errors import EnvironmentProblem
+
+GIB = 1 << 30
+GLM = Shape(hidden=6144, inner=2048, heads=64, layer_weights=165_000_000, batch=8, length=256)
+RESIDENT = 700 << 20
+
+
+def test_one_expert_of_glm_5_2_fits_into_three_gib() -> None:
+    assert choose_workers(8, 3 * GIB, RESIDENT, GLM).workers == 1
+
+
+def test_more_memory_means_more_experts_at_once() -> None:
+    counts = [choose_workers(8, gib * GIB, RESIDENT, GLM).workers for gib in (3, 6, 12, 64)]
+    assert counts == sorted(counts) and counts[0] < counts[1] < counts[2] and counts[-1] == 8
+
+
+def test_everything_stays_below_the_limit() -> None:
+    for gib in (3, 4, 5, 8, 16, 32):
+        found = choose_workers(64, gib * GIB, RESIDENT, GLM)
+        used = RESIDENT + 4 * GLM.layer_weights + found.workers * GLM.task_bytes + found.array_bytes
+        assert used <= gib * GIB and found.workers >= 1
+
+
+def test_without_limit_the_workers_are_those_asked_for() -> None:
+    found = choose_workers(5, None, 0, GLM)
+    assert (found.workers, found.array_bytes) == (5, DEFAULT_ARRAY_BYTES)
+
+
+def test_not_enough_says_how_much_is() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"2\.\d\d GB .* are needed"):
+        choose_workers(1, GIB, RESIDENT, GLM)
+
+
+def test_long_samples_cost_attention() -> None:
+    assert replace(GLM, batch=1, length=8192).task_bytes > 4 * GLM.task_bytes
+
+
+def test_largest_layer() -> None:
+    assert largest_layer([(0, 5), (1, 3), (1, 4), (None, 100)]) == 7
+    assert largest_layer([]) == 0
