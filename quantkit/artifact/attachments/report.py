@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..canonical import round_figure
 from ..layout import VIEWS
+from .coverage import Coverage
 
 if TYPE_CHECKING:
     from ..manifest import Manifest
@@ -41,33 +41,6 @@ class _Errors:
         return {"weights": self.count, "rms": round_figure(mean), "max": round_figure(self.largest)}
 
 
-@dataclass(slots=True)
-class _Coverage:
-    """What the calibrated experts of one layer saw, and what that gave."""
-
-    tokens: dict[int, int] = field(default_factory=dict)  # by expert
-    shrunk: set[int] = field(default_factory=set)
-    gains: list[float] = field(default_factory=list)
-    largest_percdamp: float = 0.0
-
-    def add(self, expert: int | None, facts: dict[str, Any]) -> None:
-        if expert is not None:
-            self.tokens[expert] = facts["tokens"]
-            if facts["shrunk"]:
-                self.shrunk.add(expert)
-        if facts["error_to_rtn"] is not None:
-            self.gains.append(facts["error_to_rtn"])
-        self.largest_percdamp = max(self.largest_percdamp, facts["percdamp"])
-
-    def to_json(self) -> dict[str, Any]:
-        """``error_to_rtn`` is the median over weights of the squared output error relative to rtn's."""
-        return {
-            "tokens": [count for _, count in sorted(self.tokens.items())], "shrunk_experts": sorted(self.shrunk),
-            "error_to_rtn": round_figure(median(self.gains)) if self.gains else None,
-            "largest_percdamp": self.largest_percdamp,
-        }  # fmt: skip
-
-
 def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[str, Any]:
     """Content of report.json."""
     views: dict[str, dict[str, Any]] = {}
@@ -75,17 +48,16 @@ def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[st
     sums: dict[str, dict[str, dict[str, _Errors]]] = {
         view: {key: defaultdict(_Errors) for key in ("total", "layer", "projection", "role")} for view in VIEWS
     }
-    calibration: dict[str, _Coverage] = {}
+    coverage = Coverage()
     for record in records:
-        if (facts := record.decode.calibration) is not None:
-            calibration.setdefault(str(record.layer), _Coverage()).add(record.expert, facts)
+        coverage.add(record)
         for view in VIEWS:
             error = record.outcome(view).relative_error
             if error is None:
                 continue
             keys = {
                 "total": "all", "layer": "none" if record.layer is None else str(record.layer),
-                "projection": _projection(record.name), "role": record.role,
+                "projection": projection(record.name), "role": record.role,
             }  # fmt: skip
             for kind, key in keys.items():
                 sums[view][kind][key].add(error)
@@ -104,11 +76,11 @@ def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[st
         "pair_id": manifest.pair_id, "source": manifest.source.label, "family": manifest.source.family,
         "recipe": manifest.recipe, "counts": manifest.counts,
         "sizes": {name: view.nbytes for name, view in manifest.views.items()}, "errors": views,
-        **({"calibration": {layer: c.to_json() for layer, c in calibration.items()}} if calibration else {}),
+        **({"calibration": layers, "exceptions": coverage.exceptions()} if (layers := coverage.layers()) else {}),
     }  # fmt: skip
 
 
-def _projection(name: str) -> str:
+def projection(name: str) -> str:
     """Name of the linear: the component before the parameter suffix."""
     parts = name.rsplit(".", 2)
     return parts[-2] if len(parts) > 1 else name

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from ...units import format_bytes
+from .calibration_html import STYLE, calibration_section
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;
@@ -26,13 +27,17 @@ _TICKS = 4
 def render_html(report: Mapping[str, Any]) -> bytes:
     """The page for what ``report.build_report`` returns."""
     title = f"quantkit report: {report['source'] or report['family']}"
+    calibrated = calibration_section(report)
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>",
+        f"<title>{escape(title)}</title><style>{_STYLE}{STYLE if calibrated else ''}</style>"
+        f"<h1>{escape(title)}</h1>",
         f"<p>pair <code>{escape(report['pair_id'][:16])}</code></p>",
         _sizes(report["sizes"]),
     ]
+    if calibrated:
+        parts.append(calibrated)
     for view, errors in sorted(report["errors"].items()):
         parts.append(_view_section(view, errors))
     if not report["errors"]:
