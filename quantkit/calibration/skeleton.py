@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quantkit.errors import EnvironmentProblem, SourceError, UnsupportedError
+from quantkit.errors import SourceError, UnsupportedError
 from quantkit.models.classify import Classifier
-from quantkit.models.config import text_config
 from quantkit.models.role import Role
 
-from .experts import IMPLEMENTATION, register
+from .experts import register
+from .model import experts_of, model_on_meta
 from .weights import WeightReader
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 
 CARRIED = "prev_topk_indices"  # what a DSA layer without an indexer takes over from the layer before
-_QUANTIZATION = ("quantization_config", "compression_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +73,14 @@ class Skeleton:
         self._checkpoint, self._read = checkpoint, read
         self._weights = {weight.weight.name: weight for weight in checkpoint.weights().values()}
         register()
-        self._model = _on_meta(checkpoint)
+        self._model = model_on_meta(checkpoint)
         self._decoder: Any = self._model.get_decoder()
         self._layers: list[Any] = list(self._decoder.layers)
         self._prefix = next(name for name, m in self._model.named_modules() if m is self._decoder)
         self._carries = [CARRIED in inspect.signature(type(layer).forward).parameters for layer in self._layers]
         self.num_layers = len(self._layers)
         self.hidden_size = int(self._decoder.config.hidden_size)
-        self._experts = [_experts_of(layer, number) for number, layer in enumerate(self._layers)]
+        self._experts = [experts_of(layer, number) for number, layer in enumerate(self._layers)]
         self.top_k = int(self._decoder.config.num_experts_per_tok)
         self.num_experts = [int(e.num_experts) if e is not None else 0 for e in self._experts]
         self._names = self._translated(classifier)
@@ -245,62 +244,3 @@ class _Recorder:
 
     def __getattr__(self, name: str) -> Any:  # models look at attributes of their layers (attention_type)
         return getattr(self._layer, name)
-
-
-def libraries() -> tuple[Any, Any]:
-    """torch and transformers.
-
-    Raises:
-        EnvironmentProblem: not installed.
-    """
-    try:
-        import torch
-        import transformers
-    except ImportError as problem:
-        raise EnvironmentProblem(
-            f"calibration runs the model and needs {problem.name}", where="--method gptq",
-            hint="pip install 'quantkit[eval]'",
-        ) from problem  # fmt: skip
-    return torch, transformers
-
-
-def _on_meta(checkpoint: Checkpoint) -> Any:
-    torch, transformers = libraries()
-    config = _config(checkpoint.config, transformers)
-    with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for module in model.modules():
-        if hasattr(getattr(module, "config", None), "_experts_implementation"):
-            module.config._experts_implementation = IMPLEMENTATION
-    return model.eval()
-
-
-def _config(content: Mapping[str, Any], transformers: Any) -> Any:
-    """The language model's configuration, by its model type or (kimi_k2) by its architecture."""
-    text = {k: v for k, v in text_config(content).items() if k not in _QUANTIZATION}
-    model_type = text.pop("model_type", None)
-    known = transformers.CONFIG_MAPPING
-    architecture = getattr(transformers, next(iter(text.get("architectures") or ()), ""), None)
-    if model_type in known:
-        config_class = known[model_type]
-    elif architecture is not None:
-        config_class = architecture.config_class
-    else:
-        raise UnsupportedError(
-            f"transformers {transformers.__version__} has no model of type {model_type!r}", where="config.json",
-            accepted="for calibration, a model that transformers runs", hint="Use --method mse.",
-        )  # fmt: skip
-    return config_class.from_dict(text)
-
-
-def _experts_of(layer: Any, number: int) -> Any:
-    found = [m for m in layer.modules() if hasattr(m, "_apply_gate") and hasattr(m, "is_concatenated")]
-    if not found:
-        return None
-    odd = len(found) > 1 or found[0].has_bias or not found[0].has_gate
-    if odd:
-        raise UnsupportedError(
-            "experts of a kind that calibration does not know", where=f"layer {number}: {type(found[0]).__name__}",
-            accepted="one module of gated experts without biases", hint="Use --method mse.",
-        )  # fmt: skip
-    return found[0]

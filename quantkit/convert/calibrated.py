@@ -186,7 +186,7 @@ def _resident(max_memory: int | None) -> int:
     """Resident bytes with what calibration imports; without a limit nothing is imported for it."""
     if max_memory is None:
         return 0
-    from ..calibration.skeleton import libraries
+    from ..calibration.model import libraries
 
     libraries()
     return resident_bytes()

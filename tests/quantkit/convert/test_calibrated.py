@@ -100,7 +100,7 @@ def test_mapped_arrays_change_no_byte(whole: Path, tmp_path: Path, monkeypatch: 
 
 def test_too_little_memory_is_told_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"not enough to calibrate: .* are needed"):
-        run("tiny-glm", tmp_path / "out", jobs=1, max_memory=resident_bytes() + (38 << 20), **SMALL)
+        run("tiny-glm", tmp_path / "out", jobs=1, max_memory=resident_bytes() + (38 << 20))
     assert not (tmp_path / "out.partial").exists()
 
 

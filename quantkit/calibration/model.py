@@ -1,0 +1,86 @@
+"""transformers' model of a checkpoint without its weights, and where its experts are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from quantkit.errors import EnvironmentProblem, UnsupportedError
+from quantkit.models.config import text_config
+
+from .experts import IMPLEMENTATION
+
+if TYPE_CHECKING:
+    from quantkit.checkpoint import Checkpoint
+
+_QUANTIZATION = ("quantization_config", "compression_config")
+
+
+def libraries() -> tuple[Any, Any]:
+    """torch and transformers.
+
+    Raises:
+        EnvironmentProblem: not installed.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as problem:
+        raise EnvironmentProblem(
+            f"calibration runs the model and needs {problem.name}", where="--method gptq",
+            hint="pip install 'quantkit[eval]'",
+        ) from problem  # fmt: skip
+    return torch, transformers
+
+
+def model_on_meta(checkpoint: Checkpoint) -> Any:
+    """The causal language model of a checkpoint in evaluation mode, with float32 weights on the meta device.
+
+    Raises:
+        UnsupportedError: transformers has no such model.
+        EnvironmentProblem: torch or transformers is not installed.
+    """
+    torch, transformers = libraries()
+    config = _config(checkpoint.config, transformers)
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "_experts_implementation"):
+            module.config._experts_implementation = IMPLEMENTATION
+    return model.eval()
+
+
+def _config(content: Mapping[str, Any], transformers: Any) -> Any:
+    """The language model's configuration, by its model type or (kimi_k2) by its architecture."""
+    text = {k: v for k, v in text_config(content).items() if k not in _QUANTIZATION}
+    model_type = text.pop("model_type", None)
+    known = transformers.CONFIG_MAPPING
+    architecture = getattr(transformers, next(iter(text.get("architectures") or ()), ""), None)
+    if model_type in known:
+        config_class = known[model_type]
+    elif architecture is not None:
+        config_class = architecture.config_class
+    else:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} has no model of type {model_type!r}", where="config.json",
+            accepted="for calibration, a model that transformers runs", hint="Use --method mse.",
+        )  # fmt: skip
+    return config_class.from_dict(text)
+
+
+def experts_of(layer: Any, number: int) -> Any:
+    """The module of a layer's routed experts; None for a dense layer.
+
+    Raises:
+        UnsupportedError: experts that calibration can't stream.
+    """
+    found = [m for m in layer.modules() if hasattr(m, "_apply_gate") and hasattr(m, "is_concatenated")]
+    if not found:
+        return None
+    odd = len(found) > 1 or found[0].has_bias or not found[0].has_gate
+    if odd:
+        raise UnsupportedError(
+            "experts of a kind that calibration does not know", where=f"layer {number}: {type(found[0]).__name__}",
+            accepted="one module of gated experts without biases", hint="Use --method mse.",
+        )  # fmt: skip
+    return found[0]
