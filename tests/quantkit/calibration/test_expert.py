@@ -1,0 +1,112 @@
+"""One expert against the same steps written out with loops over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+import quantkit_kernels as kernels
+from quantkit.calibration import GptqSettings, Hessian, gptq
+from quantkit.calibration.expert import Expert, ExpertSettings, calibrate_expert, facts
+from quantkit.calibration.experts import CHUNK_TOKENS, Inputs
+
+HIDDEN, INNER, EXPERTS = 128, 64, 3
+
+
+def gating(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def weights_of(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
+    return {p: rng.standard_normal(shape).astype(np.float32) * 0.1 for p, shape in shapes.items()}
+
+
+def inputs_of(index: Sequence[Sequence[int]]) -> Inputs:
+    generator = torch.Generator().manual_seed(len(index))
+    states = torch.randn(len(index), HIDDEN, generator=generator)
+    weight = torch.rand(len(index), len(index[0]), generator=generator) + 0.1
+    return Inputs(states, torch.tensor(index), weight)
+
+
+def tokens_of(inputs: Inputs, expert: int) -> list[tuple[int, float]]:
+    found = []
+    for token, row in enumerate(inputs.index.tolist()):
+        for place, number in enumerate(row):
+            if number == expert:
+                found.append((token, float(inputs.weight[token, place])))
+    return found
+
+
+def test_gate_and_up_then_down_behind_them() -> None:
+    inputs = inputs_of([[i % 3, (i + 1) % 3] for i in range(90)])
+    weights, settings = weights_of(0), ExpertSettings(GptqSettings(group_size=32), min_tokens=10)
+    found, outputs = calibrate_expert(
+        weights, ["gate", "up", "down"], inputs.routed(1), inputs, gating, "layer.expert", settings
+    )
+    tokens = tokens_of(inputs, 1)
+    x = torch.stack([inputs.states[t] for t, _ in tokens])
+    counts = torch.tensor([w * w for _, w in tokens])
+    entry = Hessian(HIDDEN, where="")
+    entry.add(x, counts)
+    gate, up = gptq([weights["gate"], weights["up"]], entry, settings.gptq)
+    back = {n: torch.from_numpy(kernels.int4_to_float32(r.weight.packed, r.weight.scale, HIDDEN))
+            for n, r in (("gate", gate), ("up", up))}  # fmt: skip
+    z = torch.nn.functional.silu(x @ back["gate"].T) * (x @ back["up"].T)
+    inner = Hessian(INNER, where="")
+    inner.add(z, counts)
+    (down,) = gptq([weights["down"]], inner, settings.gptq)
+    for projection, expected in (("gate", gate), ("up", up), ("down", down)):
+        assert np.array_equal(found[projection].weight.packed, expected.weight.packed), projection
+        assert np.array_equal(found[projection].weight.scale, expected.weight.scale)
+        assert found[projection].tokens == len(tokens) and not facts(found[projection], settings)["shrunk"]
+    y = z @ torch.from_numpy(kernels.int4_to_float32(down.weight.packed, down.weight.scale, INNER)).T
+    assert torch.allclose(outputs, y * torch.tensor([[w] for _, w in tokens]), atol=1e-5)
+
+
+def test_original_weights_go_on_if_asked() -> None:
+    inputs = inputs_of([[i % 3] for i in range(60)])
+    weights, routed = weights_of(1), inputs.routed(2)
+    settings = ExpertSettings(min_tokens=0, propagate="original")
+    _, outputs = calibrate_expert(weights, ["down"], routed, inputs, gating, "", settings)
+    assert torch.equal(outputs, routed.outputs(Expert(weights, gating)))
+
+
+def test_what_is_not_chosen_stays() -> None:
+    inputs = inputs_of([[i % 3] for i in range(60)])
+    found, _ = calibrate_expert(weights_of(1), ["up"], inputs.routed(0), inputs, gating, "", ExpertSettings())
+    assert list(found) == ["up"]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2])
+def test_starved_expert_learns_from_the_average_of_the_layer(tokens: int) -> None:
+    """Nearer to what the layer's other tokens want than plain rounding is, and said to be shrunk."""
+    inputs = inputs_of([[1 if i < tokens else 0] for i in range(300)])
+    weights, settings = weights_of(2), ExpertSettings(min_tokens=64)
+    found, outputs = calibrate_expert(
+        weights, ["gate", "up", "down"], inputs.routed(1), inputs, gating, "", settings
+    )
+    assert outputs.shape == (tokens, HIDDEN)
+    x = inputs.states
+    for projection in ("gate", "up"):
+        result = found[projection]
+        assert facts(result, settings)["shrunk"] and result.tokens == tokens and result.form != "none"
+        rounded = kernels.float_to_int4(weights[projection], 32, "rtn")
+        errors = []
+        for version in (result.weight, rounded):
+            error = weights[projection] - kernels.int4_to_float32(version.packed, version.scale, HIDDEN)
+            errors.append(float((x @ torch.from_numpy(error).T).square().sum()))
+        assert errors[0] < errors[1]
+
+
+def test_routed_tokens_come_in_order_and_in_chunks() -> None:
+    inputs = inputs_of([[i % 2] for i in range(2 * CHUNK_TOKENS + 6)])
+    routed = inputs.routed(1)
+    assert torch.equal(routed.tokens, torch.arange(CHUNK_TOKENS + 3) * 2 + 1)
+    assert [len(states) for states, _ in routed.chunks()] == [CHUNK_TOKENS, 3]
+    assert torch.equal(torch.cat([states for states, _ in routed.chunks()]), inputs.states[routed.tokens])
