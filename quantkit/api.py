@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .artifact import VerifyReport
     from .artifact.progress import OnProgress
     from .checkpoint import Checkpoint as Checkpoint
+    from .inspection.conversions import Comparison
     from .inspection.diff import Difference
     from .inspection.diff import OnProgress as OnDiffProgress
     from .inspection.inspect import Inspection
@@ -256,6 +257,33 @@ def diff(
         check_kernels()
     with open_view(a) as first, open_view(b) as second:
         return compare(first, second, quick=quick, on_progress=on_progress)
+
+
+def report(path: PathLike) -> dict[str, Any]:
+    """Errors, and tokens of calibrated experts, of a conversion, JSON-ready: what its report.json holds.
+
+    Raises:
+        ArtifactError: not an artifact, or its records are damaged.
+    """
+    from .artifact import Artifact
+    from .inspection.conversions import report_conversion
+
+    with Artifact.open(path) as artifact:
+        return report_conversion(artifact)
+
+
+def compare(a: PathLike, b: PathLike) -> Comparison:
+    """Compare the errors of two conversions of one source; see ``quantkit.inspection.conversions``.
+
+    Raises:
+        UsageError: they were made from different tensors.
+        ArtifactError: one is not an artifact, or its records are damaged.
+    """
+    from .artifact import Artifact
+    from .inspection.conversions import compare_conversions
+
+    with Artifact.open(a) as first, Artifact.open(b) as second:
+        return compare_conversions(first, second)
 
 
 @contextmanager

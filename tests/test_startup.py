@@ -9,7 +9,7 @@ import time
 import pytest
 
 BIG = ("torch", "numpy", "pydantic", "huggingface_hub", "rich", "yaml", "transformers", "safetensors")
-HELP = ("plan", "convert", "verify", "inspect", "diff", "fidelity", "recipes", "env", "completion")
+HELP = ("plan", "convert", "verify", "inspect", "diff", "fidelity", "report", "recipes", "env", "completion")
 
 
 def loaded(code: str) -> list[str]:

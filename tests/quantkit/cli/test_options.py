@@ -26,6 +26,7 @@ GOLDEN = {
     "inspect": f"{OUTPUT} --revision --tensor",
     "diff": f"{OUTPUT} --quick",
     "fidelity": f"{OUTPUT} --attach --dtype --text --tokens",
+    "report": OUTPUT,
     "recipes": OUTPUT,
     "env": OUTPUT,
     "completion": "--help",
