@@ -1,7 +1,7 @@
 """The tests do not depend on the settings of whoever runs them.
 
-Variables of the Hub client and of quantkit are removed before anything reads them: huggingface_hub takes them once,
-at import, so a fixture would come too late. Unbuffered output would hide what happens to a buffer at exit.
+Variables of the Hub client and of quantkit are removed before anything reads them: huggingface_hub takes them
+once, at import, so a fixture would come too late. Unbuffered output would hide what happens to a buffer at exit.
 """
 
 from __future__ import annotations
