@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from quantkit.artifact import Artifact, add_attachment, verify_artifact
+from quantkit.artifact.attachments.report_html import bar_chart
 from quantkit.artifact.canonical import canonical_json, hash_file, round_figure, tensor_root
 from quantkit.artifact.durable import write_file
 from quantkit.artifact.journal import Journal
 from quantkit.artifact.place import Way, choose_way, place_file
-from quantkit.artifact.attachments.report_html import bar_chart
 from quantkit.artifact.shard import ShardWriter
 from quantkit.checkpoint.tensor import TensorInfo
 from quantkit.errors import ArtifactError, EnvironmentProblem, SourceError, UsageError
