@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,9 @@ def test_provenance_is_slsa(made: Path) -> None:
     assert statement["subject"][0]["digest"]["sha256"] == hash_file(made / "manifest.json")[0]
     build = statement["predicate"]["buildDefinition"]
     assert {d["name"] for d in build["resolvedDependencies"]} == set(Artifact.open(made).manifest.source.files)
+    # in-toto attestation, field_types.md, Timestamp: RFC 3339 in the UTC timezone ("Z")
+    finished = statement["predicate"]["runDetails"]["metadata"]["finishedOn"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", finished)
 
 
 def test_report_is_self_contained(made: Path) -> None:
