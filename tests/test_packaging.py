@@ -64,7 +64,7 @@ def test_wheel_installs_and_converts_without_the_source_tree(wheel: Path, tmp_pa
     deps = [p for p in sys.path if p.endswith("site-packages")]
     (site / "dependencies.pth").write_text("\n".join(deps) + "\n")
     python = tmp_path / "v" / "bin" / "python"
-    code = "import quantkit, quantkit_kernels as k; print(quantkit.__file__, k.describe()['backend'])"
+    code = "import quantkit, quantkit_kernels as k; print(quantkit.__file__, k.describe()['name'])"
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     where = asked.stdout.split()
     assert where[0].startswith(str(site)), where

@@ -51,6 +51,9 @@ class Artifact:
         directory = Path(path)
         return cls(directory, load_manifest(directory))
 
+    def __repr__(self) -> str:
+        return f"<Artifact {self.path}: pair {self.manifest.pair_id[:16]}>"
+
     def records(self) -> Iterator[TensorRecord]:
         """The fate of every source tensor, in the source's order."""
         return read_records(self.path)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ def parse_json(data: bytes) -> Any:
         return json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def utc_now() -> str:
+    """The time as in-toto wants it: RFC 3339, UTC, written ``Z``."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def sha256_hex(data: bytes) -> str:

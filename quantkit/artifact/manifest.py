@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import ArtifactError
 from .canonical import digest_json, parse_json, readable_json
-from .layout import FORMAT_VERSION, MANIFEST, NUMERICS_VERSION, VIEWS
+from .layout import FORMAT_VERSION, JOURNAL, MANIFEST, NUMERICS_VERSION, VIEWS
 
 MAX_MANIFEST_BYTES = 256 << 20
 
@@ -113,7 +113,16 @@ def load_manifest(directory: Path) -> Manifest:
         ArtifactError: no manifest, not readable as one, or of a format version this quantkit does not know.
     """
     path = directory / MANIFEST
+    if not directory.is_dir():
+        what = "not an artifact but a file" if directory.exists() else "no such directory"
+        raise ArtifactError(what, where=str(directory), accepted="the directory of an artifact")
     if not path.is_file():
+        if (directory / JOURNAL).is_file():
+            raise ArtifactError(
+                "an unfinished conversion",
+                where=str(directory),
+                hint="Run the same convert command again: it resumes",
+            )
         raise ArtifactError(f"not an artifact: there is no {MANIFEST}", where=str(directory))
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ArtifactError(f"larger than {MAX_MANIFEST_BYTES >> 20} MiB: not a manifest", where=str(path))

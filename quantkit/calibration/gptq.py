@@ -13,6 +13,25 @@ linear's output over the calibration tokens. Steps:
 
 Layout, scale rule and rounding are those of quantkit_kernels: the scales are candidates of its grid in bf16, the
 codes are clamp(rne(u / float32(scale)), -8, 7), and ``error`` and ``energy`` are summed in its order.
+
+What each choice gave, mean KL divergence of tiny-glm to its FP8 weights as a share of rtn's (bench/bench_gptq.py:
+128 x 256 calibration tokens, layer after layer behind quantized ones). Compare within a column: the first is on
+200 blocks of held-out text, the others on 100. Standard errors of single shares are about 0.03, not paired.
+
+=====================================================  =====  =====  =====
+choice                                                 g32    g32    g128
+=====================================================  =====  =====  =====
+mse                                                    0.833  0.777  0.838
+awq (fold, scales by the diagonal, rounding)                  0.693
+natural order of columns                               0.551
+**activation order, static scales by the diagonal**    0.530  0.522  0.494
+the same, tokens counting squared routing weights      0.526
+the same behind the AWQ fold (gptq+awq)                       0.469
+=====================================================  =====  =====  =====
+
+Activation order is therefore the default; the routing weights are the caller's choice (``counts`` of
+``Hessian.add``), within the error of these figures. Not measured: other dampening than 0.01, scales searched again
+when their group is reached (not possible in activation order with static groups).
 """
 
 from __future__ import annotations

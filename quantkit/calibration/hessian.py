@@ -175,7 +175,6 @@ class Hessian:
         if own is not None and others is not None:
             mixed._waiting = [own.to(others.device), others * share**0.5]
             mixed._num_waiting = keep
-            mixed._keep = max(mixed._keep, keep)
         else:
             dense = average.dense().mul_(share)
             mixed._sum = dense.add_(self.dense().to(dense.device))

@@ -119,7 +119,8 @@ def _report(failure: Failure, error: BaseException, *, as_json: bool, verbose: b
     try:
         Console().error(failure.what, failure.where, failure.accepted, failure.hint)
         if as_json:
-            print(document(failure.to_json()), flush=True)
+            print(document(failure.to_json()))
+        sys.stdout.flush()  # what is left in the buffer would fail again, unreported, when the interpreter ends
     except OSError:  # stdout itself is what failed: a closed pipe, a full disk
         _silence_stdout()
 

@@ -13,7 +13,7 @@ from ..units import format_bytes, format_gib
 from .console import Block, Table
 
 if TYPE_CHECKING:
-    from quantkit.artifact import VerifyReport
+    from quantkit.artifact import Check, VerifyReport
     from quantkit.inspection.diff import Difference
     from quantkit.inspection.inspect import Inspection, Share
     from quantkit.inspection.stats import TensorStatistics
@@ -141,10 +141,21 @@ def _figure(value: float | None) -> str:
 
 def verification(report: VerifyReport) -> Iterator[Block]:
     """``quantkit verify``: one line per check, then the verdict."""
-    rows = [["ok" if c.ok else "FAILED", c.name, c.detail, c.where or ""] for c in report.checks]
+    rows = [[_verdict(c), c.name, c.detail, c.where or ""] for c in report.checks]
     yield Table("Checks", ("", "check", "found", "where"), rows)
-    failed = sum(not c.ok for c in report.checks)
-    yield "verified: every check passed" if report.ok else f"not verified: {failed} of {len(rows)} checks failed"
+    failed, skipped = sum(not c.ok for c in report.checks), sum(c.skipped for c in report.checks)
+    if not report.ok:
+        yield f"not verified: {failed} of {len(rows)} checks failed"
+    elif skipped:
+        yield f"verified as far as asked: {len(rows) - skipped} checks passed, {skipped} not made"
+    else:
+        yield "verified: every check passed"
+
+
+def _verdict(check: Check) -> str:
+    if check.skipped:
+        return "--"
+    return "ok" if check.ok else "FAILED"
 
 
 def converted(result: Mapping[str, Any]) -> Iterator[Block]:

@@ -95,6 +95,11 @@ def finished_artifact(out: Path, plan: Plan, calibration_sha256: str | None = No
     with disk_errors(out):
         names = {entry.name for entry in out.iterdir()}
     if not names:
+        if _is_current(out):
+            raise UsageError(
+                "is the current directory, which the finished artifact would replace under your feet",
+                where=str(out), hint="Run it from the parent directory, with -o NAME",
+            )  # fmt: skip
         return None
     if MANIFEST not in names:
         raise UsageError(
@@ -115,6 +120,13 @@ def finished_artifact(out: Path, plan: Plan, calibration_sha256: str | None = No
     (out / JOURNAL).unlink(missing_ok=True)
     artifact.was_complete = True
     return artifact
+
+
+def _is_current(directory: Path) -> bool:
+    try:
+        return directory.samefile(os.curdir)
+    except OSError:  # the current directory was deleted
+        return False
 
 
 def _plan_of(directory: Path) -> str | None:

@@ -93,8 +93,8 @@ def tensor_statistics(checkpoint: Checkpoint, name: str) -> TensorStatistics:
     """Statistics of a tensor or of a module's weight.
 
     Args:
-        name: a tensor name or a module name; the codes of a quantized weight are dequantized, its scale
-            tensor is shown as stored.
+        name: a tensor name, a module name or MODULE.weight; the codes of a quantized weight are dequantized,
+            its scale tensor is shown as stored.
 
     Raises:
         UsageError: no tensor of that name; names the nearest ones.
@@ -132,9 +132,11 @@ def tensor_statistics(checkpoint: Checkpoint, name: str) -> TensorStatistics:
 
 def _find(checkpoint: Checkpoint, name: str) -> tuple[StoredWeight | None, TensorInfo]:
     weights = checkpoint.weights()
-    if name in weights:
-        return weights[name], weights[name].weight
     info = checkpoint.tensors.get(name)
+    # The name that the weight had in the source, and has in reports, is also good for its packed form.
+    module = name if name in weights or info is not None else name.removesuffix(".weight")
+    if module in weights:
+        return weights[module], weights[module].weight
     if info is None:
         from difflib import get_close_matches
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from .config import TextShape, text_config
 from .linears import Cut, Linear
-from .quantization import Format, QuantizationMap
+from .quantization import PLAIN, Format, QuantizationMap
 
 ENGINES = ("vllm", "sglang", "transformers")
 
@@ -140,7 +140,10 @@ def _int4_linears(f: Facts) -> Iterator[Judgement]:
 
 
 def _fp8_experts(f: Facts) -> Iterator[Judgement]:
-    for linear, form in f.stored("fp8-block", "routed_expert", "mtp_expert"):
+    routed = f.stored("fp8-block", "routed_expert")
+    said = {(linear.in_features, form) for linear, form in routed}
+    extra = [x for x in f.stored("fp8-block", "mtp_expert") if (x[0].in_features, x[1]) not in said]
+    for linear, form in [*routed, *extra]:
         if linear.cut is not Cut.IN:
             continue
         width, rest = divmod(linear.in_features, f.tp)
@@ -261,6 +264,29 @@ def _transformers_blocks(f: Facts) -> Iterator[Judgement]:
         )
 
 
+def _transformers_experts(f: Facts) -> Iterator[Judgement]:
+    if f.quantization.method != "compressed-tensors":
+        return
+    scheme = _transformers_scheme(f.quantization)
+    for linear, form in f.linears:
+        if linear.group == "routed_expert" and form != scheme:
+            layer = linear.module.partition(".layers.")[2].partition(".")[0]
+            yield (
+                Level.NO,
+                f"transformers 5.17 reads all routed experts as {scheme}; those of layer {layer} are {form}: "
+                f"it refuses or leaves them uninitialized",
+            )
+            return
+
+
+def _transformers_scheme(quantization: QuantizationMap) -> Format:
+    """The one format in which transformers reads the experts that it merges (``get_experts_scheme``)."""
+    groups = quantization.groups
+    named = [form for targets, form in groups if any(t.startswith("re:") and "experts" in t for t in targets)]
+    classes = [form for targets, form in groups if any(not t.startswith("re:") for t in targets)]
+    return next(iter([*named, *classes, *(form for _, form in groups)]), PLAIN)
+
+
 def _transformers_tp(f: Facts) -> Iterator[Judgement]:
     if f.tp > 1:
         yield Level.WARN, f"transformers at TP {f.tp} has not been checked; at TP 1 it has"
@@ -285,5 +311,11 @@ RULES: tuple[Rule, ...] = (
     Rule("mixed-precision", ("sglang",), "SGLang PR #37207", _mixed_sglang),
     Rule("model-type", ("transformers",), "transformers 5.17 models/auto", _transformers_type),
     Rule("partial-blocks", ("transformers",), "transformers 5.17 on CPU, observed", _transformers_blocks),
+    Rule(
+        "experts-one-format",
+        ("transformers",),
+        "transformers 5.17 integrations/compressed_tensors.get_experts_scheme, observed",
+        _transformers_experts,
+    ),
     Rule("tensor-parallel", ("transformers",), "observed with compressed-tensors 0.19", _transformers_tp),
 )

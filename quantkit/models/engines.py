@@ -97,10 +97,9 @@ def _facts(
 ) -> Facts:
     quant, shape = read_quantization(quantization), text_shape(config)
     formats = [(linear, quant.format_of(linear.module)) for linear in linears(config)]
-    by_place = {
-        _place(x.module, shape.layers): x for x, _ in formats if x.group in ("routed_expert", "mtp_expert")
-    }
-    known = {(_place(linear.module, shape.layers), form) for linear, form in formats}
+    routed = [(x, form) for x, form in formats if x.group in ("routed_expert", "mtp_expert")]
+    by_place = {_place(x.module, shape.layers): x for x, _ in routed}
+    known = {(_place(x.module, shape.layers), form) for x, form in routed}
     experts: dict[str, set[Format]] = defaultdict(set)
     for name in modules if modules is not None else [x.module for x in by_place.values()]:
         if ".experts." not in name:

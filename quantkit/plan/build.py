@@ -19,9 +19,8 @@ from ..checkpoint.tensor import Storage, StoredWeight, TensorInfo
 from ..errors import RecipeError, UnsupportedError
 from ..models.classify import Classifier, find_family
 from ..models.config import quantization_of
-from ..models.families import FAMILIES
 from ..models.quantization import read_quantization
-from ..models.role import Role, TensorRole
+from ..models.role import TensorRole
 from ..recipe.recipe import Recipe
 from ..scheme import Scheme, decode_scheme
 from .experts import check_experts, check_layers
@@ -32,8 +31,9 @@ from .quantization_config import decode_config, prefill_config
 from .selection import Modules, check_calibrated, select
 from .shards import pack
 from .sizes import Sizes, ViewSize, measure_shards, measure_source
+from .source import check_family, no_fp8_side, resolved_recipe, source_storage
 from .targets import Universe
-from .views import FP8, Outcome, copied, copy, decode_rest, is_fp8_selected, quantized, to_fp8, untouched
+from .views import Outcome, copied, copy, decode_rest, is_fp8_selected, quantized, to_fp8, untouched
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
@@ -85,16 +85,16 @@ class _Builder:
 
     @classmethod
     def prepare(cls, checkpoint: Checkpoint, recipe: Recipe) -> _Builder:
-        _check_family(recipe, checkpoint.config)
+        check_family(recipe, checkpoint.config)
         read_quantization(quantization_of(checkpoint.config))  # raises for one that no engine could read
         classifier = find_family(checkpoint.config, checkpoint.tensors, override=recipe.family)
         weights = checkpoint.weights()
         modules = _modules(checkpoint.tensors, weights, classifier)
         check_experts(weights, modules.roles, classifier.num_experts)
         odd_layers = check_layers(modules.all_roles(), classifier.num_layers)
-        storage = _source_storage(modules)
+        storage = source_storage(modules)
         if storage != "fp8" and not recipe.prefill.make_fp8:
-            raise _no_fp8_side(storage, modules)
+            raise no_fp8_side(storage, modules)
         if storage == "fp8" and recipe.prefill.make_fp8:
             raise RecipeError(
                 "make_fp8 (--make-fp8) derives FP8 from BF16 or INT4, but this source is FP8 already",
@@ -118,7 +118,7 @@ class _Builder:
         prefill_shards = pack("prefill", self._jobs(prefill), max_bytes) if writes_prefill else ()
         fates = self._fates(decode, prefill)
         return Plan(
-            recipe=self.recipe,
+            recipe=resolved_recipe(self.recipe, self.classifier),
             source=_source_id(self.checkpoint),
             family=self.classifier.family.name,
             fates=fates,
@@ -136,8 +136,14 @@ class _Builder:
     def _decode_outcomes(self) -> dict[str, Outcome]:
         chosen = select(self.modules, self.recipe.decode)
         self._check_quantizable(chosen)
-        if self.recipe.decode.mtp == "quantize" and not any(r.is_mtp for r in self.modules.roles.values()):
-            self.warnings.append("decode.mtp is quantize, but the source has no multi-token-prediction layers")
+        if self.recipe.decode.mtp == "quantize":
+            mtp = {m for m, r in self.modules.roles.items() if r.is_mtp}
+            if not mtp:
+                self.warnings.append("decode.mtp is quantize, but the source has no multi-token-prediction layers")
+            elif not mtp & chosen:
+                self.warnings.append(
+                    "decode.mtp is quantize, but decode.layers or decode.keep leaves those layers out"
+                )
         self._warn_of_exponent_scales(chosen)
         return {
             module: quantized(weight, self.scheme, self.recipe.decode)
@@ -263,41 +269,3 @@ def _modules(
     roles = {module: classifier.role_of(weight.weight.name) for module, weight in weights.items()}
     others = {n: (info, classifier.role_of(n)) for n, info in tensors.items() if n not in owned}
     return Modules(weights, roles, others)
-
-
-def _source_storage(modules: Modules) -> str:
-    """``fp8``, ``int4`` or ``plain``, by the routed experts."""
-    seen: dict[Storage, str] = {}
-    for module, role in modules.roles.items():
-        if role.role is Role.ROUTED_EXPERT:
-            seen.setdefault(modules.weights[module].storage, module)
-    if Storage.INT4_GROUP in seen:
-        if len(seen) > 1:
-            odd = next(m for s, m in seen.items() if s is not Storage.INT4_GROUP)
-            raise UnsupportedError("some routed experts are INT4 and others are not",
-                where=modules.weights[odd].weight.place, accepted="one way of storing for all routed experts",
-            )  # fmt: skip
-        return "int4"
-    return "fp8" if FP8 & set(seen) else "plain"
-
-
-def _no_fp8_side(storage: str, modules: Modules) -> UnsupportedError:
-    example = next(m for m, role in modules.roles.items() if role.role is Role.ROUTED_EXPERT)
-    kind = "native INT4" if storage == "int4" else "BF16"
-    return UnsupportedError(
-        f"the source has no FP8 weights to be the prefill view: its routed experts are {kind}",
-        where=modules.weights[example].weight.place,
-        accepted="an FP8 checkpoint", hint="Use --make-fp8 (prefill.make_fp8: true) to derive FP8 from it.",
-    )  # fmt: skip
-
-
-def _check_family(recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """A recipe for another family is a mix-up of source and recipe, not a wish."""
-    model_type = config.get("model_type")
-    actual = next((f.name for f in FAMILIES if model_type in f.model_types), None)
-    if recipe.family and actual and recipe.family != actual:
-        raise RecipeError(
-            f"recipe {recipe.name!r} is for family {recipe.family}, but the source is {actual} "
-            f"(model_type {model_type})", where="family",
-            hint="Choose the recipe of this model, or leave family out.",
-        )  # fmt: skip

@@ -70,6 +70,10 @@ class Plan:
     sizes: Sizes
     warnings: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Short: a plan of a large model holds some hundred thousand fates."""
+        return f"<Plan of {self.source.label} by {self.recipe.name}: {len(self.fates):,} tensors>"
+
     @property
     def prefill_is_source(self) -> bool:
         """The publisher's files are the prefill view as they are."""

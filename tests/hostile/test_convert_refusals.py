@@ -151,6 +151,15 @@ def test_empty_target_is_fine(source: Path, tmp_path: Path, linked: bool) -> Non
     assert sorted(path.name for path in real.parent.iterdir() if path.name.startswith(real.name)) == [real.name]
 
 
+def test_current_directory_as_target(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rename would leave the shell in a directory that is deleted."""
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    with pytest.raises(UsageError, match="current directory"):
+        run(source, Path())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_working_directory_taken(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "notes.txt").write_text("mine")

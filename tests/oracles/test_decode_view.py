@@ -7,6 +7,7 @@ quantized at run time, so transformers with compressed-tensors must give the ver
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from safetensors import safe_open
 
 import quantkit
 from quantkit.data import MODELS
+from quantkit.errors import SourceError
+from quantkit.models.engine_rules import Level
+from quantkit.models.engines import check, verdict
 from quantkit_evals.dequantized import dequantize_bf16, write_bf16_copy
 from quantkit_evals.models import load_model
 from quantkit_evals.text import token_blocks
@@ -142,3 +146,24 @@ def test_mtp_layer_stays_as_published(artifact):
         assert sum(bool(EXPERT.search(m)) for m in layer) == 48
         for module in layer:
             assert np.array_equal(made.tensors.array(f"{module}.weight"), source.array(f"{module}.weight")), module
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rest": "bf16"}, {"layers": "2-3"}, {"layers": "2-3", "rest": "bf16"}, {"linears": "all"}],
+    ids=str,
+)
+def test_transformers_finds_every_weight_where_the_rules_say_so(model, options, artifact):
+    """Where they say no, transformers refuses (FP8 rest) or warns and computes with random experts (BF16 rest)."""
+    view = artifact(model, **options).decode
+    config = view.tensors.config
+    found = check(config, config["quantization_config"], "transformers", 1, modules=view.tensors.weights())
+    fits = verdict(found) is not Level.NO
+    assert fits == ("layers" not in options)
+    with (
+        nullcontext()
+        if fits
+        else pytest.raises((SourceError, RuntimeError), match=r"missing|issues during automatic conversion")
+    ):
+        load_model(view.path)

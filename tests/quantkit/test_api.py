@@ -45,6 +45,8 @@ def test_the_documented_way(tmp_path: Path) -> None:
         events: list[int] = []
         artifact = quantkit.convert(plan, tmp_path / "w4", on_progress=lambda e: events.append(e.done_bytes))
     assert events and events == sorted(events)
+    assert repr(plan) == "<Plan of tiny-glm by tiny-glm: 763 tensors>"
+    assert str(tmp_path) in repr(artifact) and len(repr(artifact)) < len(str(tmp_path)) + 50
     assert quantkit.verify(tmp_path / "w4", quick=True).ok
     assert artifact.verify(quick=True).ok
     assert artifact.decode["model.layers.3.mlp.experts.0.up_proj"].dequantize().shape == (128, 256)

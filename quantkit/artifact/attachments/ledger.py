@@ -11,12 +11,11 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ArtifactError, UsageError
-from ..canonical import parse_json, readable_json, sha256_hex
+from ..canonical import parse_json, readable_json, sha256_hex, utc_now
 from ..durable import disk_errors, read_regular, write_file
 from ..layout import ATTACHMENT_LIST, ATTACHMENTS, MODEL_CARD, PROVENANCE, REPORT_HTML, REPORT_JSON
 
@@ -54,7 +53,7 @@ def _write(directory: Path, files: dict[str, bytes], *, replace: bool) -> None:
         taken = {entry["path"] for entry in entries} & files.keys()
         if taken and not replace:
             raise UsageError(f"attachment {min(taken)!r} exists", where=str(directory), accepted="a new name")
-        added = datetime.now(UTC).isoformat(timespec="seconds")
+        added = utc_now()
         for path, data in files.items():
             target = directory / path
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,10 @@ with its digest. Source: https://slsa.dev/spec/v1.0/provenance.
 from __future__ import annotations
 
 import platform
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..canonical import hash_file, readable_json
+from ..canonical import hash_file, readable_json, utc_now
 from ..layout import MANIFEST
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def render_provenance(directory: Path, manifest: Manifest, plan_id: str, checkpo
                         "machine": platform.machine(),
                     },
                 },
-                "metadata": {"finishedOn": datetime.now(UTC).isoformat(timespec="seconds")},
+                "metadata": {"finishedOn": utc_now()},
             },
         },
     }  # fmt: skip

@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from quantkit.artifact import Artifact, add_attachment, verify_artifact
+from quantkit.artifact.attachments.report_html import bar_chart
 from quantkit.artifact.canonical import canonical_json, hash_file, round_figure, tensor_root
 from quantkit.artifact.durable import write_file
 from quantkit.artifact.journal import Journal
 from quantkit.artifact.place import Way, choose_way, place_file
-from quantkit.artifact.attachments.report_html import bar_chart
 from quantkit.artifact.shard import ShardWriter
 from quantkit.checkpoint.tensor import TensorInfo
 from quantkit.errors import ArtifactError, EnvironmentProblem, SourceError, UsageError
@@ -326,6 +327,9 @@ def test_provenance_is_slsa(made: Path) -> None:
     assert statement["subject"][0]["digest"]["sha256"] == hash_file(made / "manifest.json")[0]
     build = statement["predicate"]["buildDefinition"]
     assert {d["name"] for d in build["resolvedDependencies"]} == set(Artifact.open(made).manifest.source.files)
+    # in-toto attestation, field_types.md, Timestamp: RFC 3339 in the UTC timezone ("Z")
+    finished = statement["predicate"]["runDetails"]["metadata"]["finishedOn"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", finished)
 
 
 def test_report_is_self_contained(made: Path) -> None:

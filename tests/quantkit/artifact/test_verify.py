@@ -13,7 +13,7 @@ import pytest
 
 from quantkit.artifact import Artifact, verify_artifact
 from quantkit.artifact.canonical import hash_file
-from quantkit.artifact.layout import INDEX, MANIFEST, TENSORS, VIEW_FILE
+from quantkit.artifact.layout import INDEX, JOURNAL, MANIFEST, TENSORS, VIEW_FILE
 from quantkit.artifact.progress import Progress
 from quantkit.errors import ArtifactError
 from tests.builders import write_moe
@@ -258,8 +258,15 @@ def test_not_an_artifact_at_all(content: bytes | None, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
         verify_artifact(tmp_path)
     assert caught.value.exit_code == 3
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match="no such directory"):
         Artifact.open(tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match="a file"):
+        Artifact.open(tmp_path / "file")
+    (tmp_path / "w4.partial").mkdir()
+    (tmp_path / "w4.partial" / JOURNAL).touch()
+    with pytest.raises(ArtifactError, match="unfinished"):
+        Artifact.open(tmp_path / "w4.partial")
 
 
 def test_view_access(made: Path) -> None:

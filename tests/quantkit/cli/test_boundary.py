@@ -113,7 +113,7 @@ def test_disk_errors_name_the_file_and_the_way_out(capsys: pytest.CaptureFixture
         (["convert", "--plan", "/nowhere.json", "--method", "rtn"], 2, "--method cannot change"),
         (["convert", "--plan", "/nowhere.json"], 2, "/nowhere.json"),
         (["recipes", "show"], 2, "NAME"),
-        (["verify", "/nowhere"], 3, "not an artifact"),
+        (["verify", "/nowhere"], 3, "no such directory"),
         (["inspect", "tiny-glm", "--tensor", "no.such"], 2, "no tensor 'no.such'"),
         (["--no-such"], 2, "No such option"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,15 @@ def test_no_view_mark_is_inherited(made: Path, tmp_path: Path) -> None:
     artifact = run(made / "prefill", tmp_path / "out", group_size=64)
     assert artifact.manifest.pair_id != Artifact.open(made).manifest.pair_id
     assert verify_artifact(tmp_path / "out").ok
+
+
+def test_pair_is_the_same_whether_the_family_is_named_or_found(tmp_path: Path) -> None:
+    """The bundled model by name (its recipe names the family) and a copy of it by path (the family is found)."""
+    from quantkit import convert
+    from quantkit.data import bundled_model
+
+    named = convert("tiny-qwen3", tmp_path / "named")
+    copy = tmp_path / "copy"
+    shutil.copytree(bundled_model("tiny-qwen3"), copy)
+    found = convert(str(copy), tmp_path / "found")
+    assert named.manifest.pair_id == found.manifest.pair_id

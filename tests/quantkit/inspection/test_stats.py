@@ -78,6 +78,15 @@ def test_int4(tmp_path: Path) -> None:
     agrees(statistics(tmp_path, stored, "m"), (q * scale).reshape(300, 192))
 
 
+def test_source_name_of_a_packed_weight(tmp_path: Path) -> None:
+    """Reports and tensors.jsonl call it so."""
+    stored = int4_group("m", WEIGHT)
+    found = statistics(tmp_path / "a", stored, "m.weight")
+    assert found == statistics(tmp_path / "b", stored, "m")
+    with pytest.raises(UsageError):
+        statistics(tmp_path / "c", stored, "x.weight")
+
+
 def test_plain_dtypes(tmp_path: Path) -> None:
     agrees(statistics(tmp_path / "a", {"m.weight": bf16(WEIGHT)}, "m"), from_bf16(to_bf16(WEIGHT)))
     agrees(statistics(tmp_path / "b", {"m.weight": f32(WEIGHT)}, "m.weight"), WEIGHT)

@@ -293,6 +293,31 @@ def test_transformers() -> None:
     assert "partial-blocks" not in at("qwen3-30b-a3b-fp8", qwen, "transformers", 1)  # whole blocks only
 
 
+@pytest.mark.parametrize("rest", [True, False])
+def test_transformers_reads_experts_in_one_format(rest: bool) -> None:
+    """Seen with ``--layers 2-3``: it refuses, or loads with random experts in every other layer."""
+    some = decode_config(targets=[r"re:.*layers\.(?:3|4)\.mlp\.experts\.\d+\.(gate|up|down)_proj$"], rest=rest)
+    modules = [f"model.layers.{i}.mlp.experts.0.{p}_proj" for i in (3, 4, 5) for p in ("gate", "up", "down")]
+    found = {
+        engine: [
+            f
+            for f in check(facts("glm-5.2-fp8")["config"], some, engine, 1, modules=modules)
+            if f.level is Level.NO
+        ]
+        for engine in ENGINES
+    }
+    assert [f.rule for f in found.pop("transformers")] == ["experts-one-format"]
+    assert found == {"vllm": [], "sglang": []}
+    # 1536 / 8 fits no FP8 block; only layer 5 is in FP8 here, and the shared experts, which hid it once.
+    if rest:
+        narrow = check(
+            facts("glm-5.2-fp8")["config"] | {"moe_intermediate_size": 1536}, some, "vllm", 8, modules=modules
+        )
+        assert "fp8-experts" in {f.rule for f in narrow if f.level is Level.NO}
+    for every in (decode_config(rest=rest), decode_config(rest=rest, mtp_layer=78)):
+        assert verdict(check(facts("glm-5.2-fp8")["config"], every, "transformers", 1)) is Level.OK
+
+
 def test_unknown_formats_are_refused_not_passed() -> None:
     found = at("glm-5.2-fp8", {"quant_method": "awq"}, "vllm", 1)
     assert found["known-format"][0].level is Level.NO
