@@ -54,7 +54,7 @@ def test_exit_codes(run: Run, rtn: Path, tmp_path: Path) -> None:
     other = convert("tiny-qwen3", tmp_path / "other").path
     for arguments, code, part in (
         ((rtn, other), 2, "made from other tensors"), ((tmp_path,), 3, "not an artifact"),
-        ((rtn, tmp_path / "none"), 3, "not an artifact"), ((), 2, "Missing argument"),
+        ((rtn, tmp_path / "none"), 3, "no such directory"), ((), 2, "Missing argument"),
     ):  # fmt: skip
         failed = run("report", *arguments, "--json")
         assert failed.code == code and part in failed.err
