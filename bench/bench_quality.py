@@ -1,4 +1,4 @@
-"""What `mse` buys over `rtn`: weight error, perplexity and mean KL divergence for every group size.
+"""What `mse` and `gptq` buy over `rtn`: weight error, perplexity and mean KL divergence for every group size.
 
     python bench/bench_quality.py [--models tiny-glm,tiny-qwen3] [--tokens N] [--json FILE]
 
@@ -29,7 +29,8 @@ from quantkit_evals.models import load_model, quiet
 from quantkit_evals.statistics import Mean
 from quantkit_evals.text import BLOCK_TOKENS, token_blocks
 
-METHODS = ("rtn", "mse")
+METHODS = ("rtn", "mse", "gptq")
+GPTQ_TARGET = 0.58  # of rtn's KL divergence; llm-compressor's GPTQ reaches 0.65 on tiny-glm
 DECIDED = 2.0  # standard errors
 
 
@@ -93,8 +94,23 @@ def rows_of(model: str, errors: dict[str, float], results: dict[str, Fidelity]) 
             Row(f"{name} nll, mse minus rtn, standard error", nll.stderr, "nats"),
             Row(f"{name} nll, mse minus FP8", mse.nll_difference.value, "nats", "rtn", rtn.nll_difference.value),
             Row(f"{name} same top token as FP8, mse", mse.agreement.value, "share", "rtn", rtn.agreement.value),
+            *gptq_rows(name, results[f"gptq-g{group_size}"], rtn),
         ]  # fmt: skip
     return rows
+
+
+def gptq_rows(name: str, gptq: Fidelity, rtn: Fidelity) -> list[Row]:
+    share = gptq.kl.value / rtn.kl.value
+    nll = gptq.perplexity.difference(rtn.perplexity)
+    return [
+        Row(f"{name} mean KL to FP8, gptq", gptq.kl.value, "nats", "rtn", rtn.kl.value),
+        Row(f"{name} mean KL to FP8, gptq, standard error", gptq.kl.stderr, "nats", "rtn", rtn.kl.stderr),
+        Row(f"{name} KL, gptq over rtn", share, "x", target=f"<= {GPTQ_TARGET}", holds=share <= GPTQ_TARGET),
+        Row(f"{name} perplexity, gptq", gptq.perplexity.value, "", "rtn", rtn.perplexity.value),
+        Row(f"{name} nll, gptq minus rtn", nll.value, "nats"),
+        Row(f"{name} nll, gptq minus rtn, standard error", nll.stderr, "nats"),
+        Row(f"{name} same top token as FP8, gptq", gptq.agreement.value, "share", "rtn", rtn.agreement.value),
+    ]
 
 
 def main() -> None:
