@@ -105,6 +105,12 @@ def test_native_forced_where_it_is_missing_is_an_error(tmp_path: Path) -> None:
     assert done.returncode == 1 and "ValueError: QUANTKIT_KERNELS=cpu, but the native library" in done.stderr
 
 
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no compiler to build the native library")
+def test_where_there_is_a_compiler_the_library_was_built() -> None:
+    """Else the comparisons of native code with the twin would be left out without a word."""
+    assert native_levels()
+
+
 def test_importing_loads_neither_torch_nor_the_library() -> None:
     code = "import sys, quantkit_kernels.registry as r; print('torch' in sys.modules, r._chosen)"
     assert run(code).stdout.split() == ["False", "None"]
