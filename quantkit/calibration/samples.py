@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..checkpoint import Checkpoint
-    from ..recipe.recipe import CalibrationSection
+    from ..recipe.sections import CalibrationSection
 
 FORMAT = 1  # of the description; a change of what the digest covers changes it
 TOKENIZER = "tokenizer.json"

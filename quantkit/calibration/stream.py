@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .experts import Collect, Collected, Inputs, Replay, Routed, run_at_stage
 from .skeleton import CARRIED, Skeleton
@@ -22,8 +22,21 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 2048
 A = TypeVar("A")
 R = TypeVar("R")
-ExpertWork = Callable[[int, Routed, Inputs], "Tensor"]  # expert, its tokens, all tokens -> weighted outputs [n, H]
 Allocate = Callable[[tuple[int, ...], "np.dtype[Any] | type"], "Tensor"]
+
+
+class LayerWork(Protocol):
+    """What is done with a layer while the samples pass it."""
+
+    def expert(self, expert: int, routed: Routed, inputs: Inputs) -> Tensor:
+        """Run an expert over its tokens; ``inputs`` are all tokens of the layer. Called by any thread.
+
+        Returns:
+            Outputs times routing weights ``[n, H]``.
+        """
+
+    def settled(self) -> bool:
+        """Called when all experts were run: whether their outputs stand, or all are to be run once more."""
 
 
 class Workers:
@@ -95,8 +108,8 @@ class Stream:
             for part in self._batches():
                 self.hidden[part] = embedded(self._samples[part])
 
-    def forward(self, work: ExpertWork) -> None:
-        """Pass layer ``position``; its experts are run by ``work``."""
+    def forward(self, work: LayerWork) -> None:
+        """Pass layer ``position``."""
         layer = self.position
         with self.skeleton.loaded(layer) as module:
             outputs = self._experts(module, work) if self.skeleton.num_experts[layer] else None
@@ -108,14 +121,20 @@ class Stream:
                 self.hidden[part] = result
         self.position += 1
 
-    def _experts(self, module: Any, work: ExpertWork) -> Tensor:
+    def _experts(self, module: Any, work: LayerWork) -> Tensor:
         """Outputs of the experts for all tokens ``[N * T, H]``."""
         inputs = self._collect(module)
+        outputs = self._run_experts(inputs, work)
+        if not work.settled():
+            outputs = self._run_experts(inputs, work)
+        return outputs
+
+    def _run_experts(self, inputs: Inputs, work: LayerWork) -> Tensor:
         outputs = self._array("outputs", tuple(inputs.states.shape), "float32").zero_()
 
         def one(expert: int) -> tuple[Tensor, Tensor]:
             routed = inputs.routed(expert)
-            return routed.tokens, work(expert, routed, inputs)
+            return routed.tokens, work.expert(expert, routed, inputs)
 
         for tokens, found in self._workers.ordered(one, range(self.skeleton.num_experts[self.position])):
             outputs[tokens] += found

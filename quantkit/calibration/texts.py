@@ -21,7 +21,7 @@ from typing import Any
 
 from ..data import bundled_text
 from ..errors import EnvironmentProblem, UsageError
-from ..recipe.recipe import BUNDLED_TEXT
+from ..recipe.sections import BUNDLED_TEXT
 
 SUFFIXES = (".txt", ".jsonl")
 MAX_BYTES = 256 << 20  # 60 million tokens; a calibration set takes some 30,000

@@ -122,9 +122,9 @@ _RECIPE_OPTIONS = (
         help="Columns that share one INT4 scale (recipe default: 32).",
     ),
     click.option(
-        "--method", type=click.Choice(["gptq", "mse", "rtn"]),
-        help="gptq compensates the error with calibration data, mse searches the scale of each group, rtn rounds "
-        "to nearest (recipe default: mse).",
+        "--method", type=click.Choice(["gptq", "awq", "gptq+awq", "mse", "rtn"]),
+        help="gptq compensates the error with calibration data, awq moves scales from up to down by it, gptq+awq "
+        "does both, mse searches the scale of each group, rtn rounds to nearest (recipe default: mse).",
     ),
     click.option(
         "--calibration", metavar="FILE|DIR|bundled",
@@ -142,6 +142,7 @@ _RECIPE_OPTIONS = (
         "--seed", type=click.IntRange(min=0), metavar="N",
         help="Chooses the calibration samples where the text holds more (recipe default: 0).",
     ),
+    click.option("--route-all", is_flag=True, help="Every expert learns from all tokens, not only from its own."),
     click.option(
         "--layers", metavar="3-5,7", help="Quantize only these decoder layers; the others stay as they are."
     ),

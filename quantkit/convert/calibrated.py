@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..artifact.canonical import round_figure
 from ..artifact.dequantize import RowReader
 from ..calibration.expert import DOWN, Expert, ExpertSettings, calibrate_expert, facts
 from ..calibration.experts import Inputs, Routed
-from ..calibration.gptq import Calibrated, GptqSettings
+from ..calibration.gptq import GptqSettings
 from ..calibration.memory import Shape, choose_workers, largest_layer
 from ..calibration.skeleton import Skeleton
 from ..calibration.stream import Stream, Workers, batch_samples
@@ -28,11 +27,9 @@ from ..errors import SourceError
 from ..models.classify import find_family
 from ..models.config import text_config
 from ..models.role import Role
-from ..plan.fate import Job
 from ..plan.memory import resident_bytes
-from ..recipe.recipe import CALIBRATED_METHODS
+from .calibrated_jobs import CalibratedJobs
 from .calibration_state import FOLDER, Arrays, load_state, save_state
-from .ops import write_int4
 from .progress import Ticker
 from .shards import ShardState
 
@@ -47,10 +44,6 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
     from ..plan import Plan
     from .target import Target
-
-
-def is_calibrated(job: Job) -> bool:
-    return job.method in CALIBRATED_METHODS
 
 
 class Calibration:
@@ -70,12 +63,10 @@ class Calibration:
     ) -> None:  # fmt: skip
         self.samples = samples
         self._checkpoint, self._target = checkpoint, target
-        self._settings = settings_of(plan)
+        self.settings = settings_of(plan)
         self._classifier = find_family(checkpoint.config, checkpoint.tensors, override=plan.recipe.family)
-        self._experts = routed_experts(checkpoint, self._classifier)
+        self.experts = routed_experts(checkpoint, self._classifier)
         self._budget = choose_workers(workers, max_memory, _resident(max_memory), self._shape())
-        self._jobs: dict[str, tuple[ShardState, int]] = {}  # by the first tensor of the weight
-        self._ticker: Ticker
 
     def space_needed(self) -> int:
         """Bytes on the target's disk while it runs: two states of hidden values, and arrays that are mapped."""
@@ -90,28 +81,24 @@ class Calibration:
             UnsupportedError: transformers has no such model.
             EnvironmentProblem: the disk refuses; resumable.
         """
-        self._ticker = ticker
-        self._jobs = {
-            job.sources[0]: (state, index)
-            for state in states
-            for index, job in enumerate(state.shard.jobs)
-            if is_calibrated(job)
-        }
-        left = {state.shard.layer for state, index in self._jobs.values() if index not in state.results}
-        last = max((layer for layer in left if layer is not None), default=None)
-        if last is None:
+        jobs = CalibratedJobs(states, ticker)
+        left = jobs.layers_left()
+        if not left:
             return
         folder = self._target.work / FOLDER
         folder.mkdir(exist_ok=True)
-        skeleton = Skeleton(self._checkpoint, self._classifier, self._read)
+        skeleton = Skeleton(self._checkpoint, self._classifier, self.read)
         workers = Workers(self._budget.workers)
         try:
             arrays = Arrays(folder, self._budget.array_bytes)
             stream = Stream(skeleton, self.samples.token_ids, workers, arrays)
-            if not self._resumes(stream, min(layer for layer in left if layer is not None)):
+            if not self._resumes(stream, left[0]):
                 stream.embed()
-            while stream.position <= last:
-                self._layer(stream)
+            while stream.position <= left[-1]:
+                layer = stream.position
+                stream.forward(_Layer(self, layer, skeleton, jobs, ticker))
+                jobs.flush(layer)
+                self._target.journal.append(save_state(stream, folder))
         finally:
             workers.close()
 
@@ -124,44 +111,7 @@ class Calibration:
             if entry["layer"] < first_left
         )
 
-    def _layer(self, stream: Stream) -> None:
-        layer = stream.position
-
-        def gating(gate_up: Tensor) -> Tensor:
-            found: Tensor = stream.skeleton.experts(layer)._apply_gate(gate_up)
-            return found
-
-        def work(expert: int, routed: Routed, inputs: Inputs) -> Tensor:
-            self._ticker.check()
-            stored = self._experts[layer, expert]
-            weights = {p: self._read(weight, 0, weight.shape[0]) for p, weight in stored.items()}
-            chosen = [p for p, weight in stored.items() if weight.weight.name in self._jobs]
-            if not chosen:
-                return routed.outputs(Expert(weights, gating))
-            where = stored[chosen[0]].module.rpartition(".")[0]
-            found, outputs = calibrate_expert(weights, chosen, routed, inputs, gating, where, self._settings)
-            for projection, result in found.items():
-                self._write(stored[projection], result)
-            return outputs
-
-        stream.forward(work)
-        written = {id(s): s for s, i in self._jobs.values() if s.shard.layer == layer}
-        for state in written.values():
-            if state.digest is None:
-                state.flush()
-        self._target.journal.append(save_state(stream, self._target.work / FOLDER))
-
-    def _write(self, weight: StoredWeight, result: Calibrated) -> None:
-        state, index = self._jobs[weight.weight.name]
-        if index in state.results:
-            return
-        figures = {
-            k: round_figure(v) if isinstance(v, float) else v for k, v in facts(result, self._settings).items()
-        }
-        state.done(index, write_int4(state.shard.jobs[index], weight, result.weight, state.writer(), figures))
-        self._ticker.add("calibration", state.name, weight.weight.nbytes)
-
-    def _read(self, weight: StoredWeight, start: int, stop: int) -> NDArray[np.float32]:
+    def read(self, weight: StoredWeight, start: int, stop: int) -> NDArray[np.float32]:
         import numpy as np
 
         array: NDArray[np.float32] = RowReader(self._checkpoint, weight).float32(start, stop)
@@ -172,7 +122,7 @@ class Calibration:
     def _shape(self) -> Shape:
         text = text_config(self._checkpoint.config)
         heads = text.get("num_attention_heads")
-        one = next(iter(self._experts.values()))
+        one = next(iter(self.experts.values()))
         roles = ((self._classifier.role_of(w.weight.name), w.shape) for w in self._checkpoint.weights().values())
         rest = ((r.layer, o * i) for r, (o, i) in roles if r.role is not Role.ROUTED_EXPERT)
         samples, length = self.samples.token_ids.shape
@@ -180,6 +130,36 @@ class Calibration:
             hidden=one[DOWN].shape[0], inner=one[DOWN].shape[1], heads=heads if isinstance(heads, int) else 1,
             layer_weights=largest_layer(rest), batch=min(samples, batch_samples(length)), length=length,
         )  # fmt: skip
+
+
+class _Layer:
+    """The experts of one layer: calibrated where there is a job for it (``stream.LayerWork``)."""
+
+    def __init__(
+        self, calibration: Calibration, layer: int, skeleton: Skeleton, jobs: CalibratedJobs, ticker: Ticker
+    ) -> None:
+        self._of, self._layer, self._jobs, self._ticker = calibration, layer, jobs, ticker
+        self._experts = skeleton.experts(layer)
+
+    def expert(self, expert: int, routed: Routed, inputs: Inputs) -> Tensor:
+        self._ticker.check()
+        stored = self._of.experts[self._layer, expert]
+        weights = {p: self._of.read(weight, 0, weight.shape[0]) for p, weight in stored.items()}
+        chosen = [p for p, weight in stored.items() if self._jobs.job_of(weight) is not None]
+        if not chosen:
+            return routed.outputs(Expert(weights, self._gating))
+        where, settings = stored[chosen[0]].module.rpartition(".")[0], self._of.settings
+        found, outputs = calibrate_expert(weights, chosen, routed, inputs, self._gating, where, settings)
+        for projection, result in found.items():
+            self._jobs.write(stored[projection], result, facts(result, settings))
+        return outputs
+
+    def settled(self) -> bool:
+        return True
+
+    def _gating(self, gate_up: Tensor) -> Tensor:
+        found: Tensor = self._experts._apply_gate(gate_up)
+        return found
 
 
 def _resident(max_memory: int | None) -> int:

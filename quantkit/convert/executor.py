@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from ..artifact.journal import Entry
 from ..plan.fate import Shard
-from .calibrated import Calibration, is_calibrated
+from .calibrated import Calibration
+from .calibrated_jobs import is_calibrated
 from .ops import JobContext, run_job
 from .progress import OnProgress, Stopped, Ticker
 from .shards import ShardState

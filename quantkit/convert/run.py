@@ -13,7 +13,8 @@ from ..artifact.durable import disk_errors
 from ..artifact.layout import DECODE, PREFILL
 from ..errors import Interrupted, UsageError
 from ..plan.memory import choose_budget, widest_row_block
-from .calibrated import Calibration, is_calibrated
+from .calibrated import Calibration
+from .calibrated_jobs import is_calibrated
 from .calibration_state import FOLDER
 from .executor import Executor
 from .finish import Finisher

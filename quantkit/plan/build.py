@@ -26,6 +26,7 @@ from ..scheme import Scheme, decode_scheme
 from .experts import check_experts, check_layers
 from .fate import Action, Fate, Job, Shard
 from .notices import notices
+from .pending import refuse_pending
 from .plan import DERIVED, PUBLISHER, Plan, SourceId
 from .quantization_config import decode_config, prefill_config
 from .selection import Modules, check_calibrated, select
@@ -86,6 +87,7 @@ class _Builder:
     @classmethod
     def prepare(cls, checkpoint: Checkpoint, recipe: Recipe) -> _Builder:
         check_family(recipe, checkpoint.config)
+        refuse_pending(recipe)
         read_quantization(quantization_of(checkpoint.config))  # raises for one that no engine could read
         classifier = find_family(checkpoint.config, checkpoint.tensors, override=recipe.family)
         weights = checkpoint.weights()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..recipe.recipe import CALIBRATED_METHODS
+from ..recipe.sections import CALIBRATED_METHODS
 from .fate import Op
 
 if TYPE_CHECKING:

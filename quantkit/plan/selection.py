@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..checkpoint.tensor import StoredWeight, TensorInfo
 from ..errors import RecipeError
 from ..models.role import Role, TensorRole
-from ..recipe.recipe import CALIBRATED_METHODS, DecodeSection
+from ..recipe.sections import CALIBRATED_METHODS, DecodeSection
 
 _BY_LINEARS: Mapping[str, frozenset[Role]] = {
     "routed": frozenset({Role.ROUTED_EXPERT}),

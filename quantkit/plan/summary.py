@@ -40,7 +40,7 @@ from .probe import Rates, measure
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
-    from ..recipe.recipe import CalibrationSection
+    from ..recipe.sections import CalibrationSection
     from .plan import Plan
 
 VIEWS = ("prefill", "decode")

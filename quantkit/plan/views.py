@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..checkpoint.tensor import Storage, StoredWeight
 from ..errors import UnsupportedError
 from ..models.role import Role, TensorRole
-from ..recipe.recipe import DecodeSection
+from ..recipe.sections import DecodeSection
 from ..scheme import Fp8Block, OutputTensor, Scheme
 from .fate import Action, Job, Op
 

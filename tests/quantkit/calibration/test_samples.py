@@ -18,7 +18,7 @@ from quantkit.calibration.texts import read_texts
 from quantkit.checkpoint import open_checkpoint
 from quantkit.data import bundled_model, bundled_text
 from quantkit.errors import EnvironmentProblem, QuantkitError, SourceError, UsageError
-from quantkit.recipe.recipe import CalibrationSection
+from quantkit.recipe.sections import CalibrationSection
 from tests.hub_server import HubServer
 
 END = 0  # <|endoftext|> of the bundled models

@@ -72,13 +72,17 @@ def streamed(checkpoint: Checkpoint, samples: np.ndarray[Any, Any], workers: Wor
     stream = stream_of(checkpoint, samples, workers)
     experts = routed_experts(checkpoint, find_family(checkpoint.config, checkpoint.tensors))
 
-    def work(expert: int, routed: Routed, inputs: Inputs) -> torch.Tensor:
-        weights = {p: dequantize(checkpoint, w) for p, w in experts[stream.position, expert].items()}
-        return routed.outputs(Expert(weights, stream.skeleton.experts(stream.position)._apply_gate))
+    class Work:
+        def expert(self, expert: int, routed: Routed, inputs: Inputs) -> torch.Tensor:
+            weights = {p: dequantize(checkpoint, w) for p, w in experts[stream.position, expert].items()}
+            return routed.outputs(Expert(weights, stream.skeleton.experts(stream.position)._apply_gate))
+
+        def settled(self) -> bool:
+            return True
 
     stream.embed()
     for _ in range(stream.skeleton.num_layers):
-        stream.forward(work)
+        stream.forward(Work())
         yield stream.hidden.clone()
 
 

@@ -12,12 +12,13 @@ from quantkit.cli.main import COMMANDS, cli
 from quantkit.cli.options import Choice, recipe_options
 from quantkit.plan.capacity import DEFAULT_FRACTION, DEFAULT_GPUS, GPU_MEMORY
 from quantkit.recipe import Recipe
-from quantkit.recipe.recipe import OPTIONS, CalibrationSection, DecodeSection, PrefillSection
+from quantkit.recipe.recipe import OPTIONS
+from quantkit.recipe.sections import CalibrationSection, DecodeSection, PrefillSection
 
 OUTPUT = "--help --json --quiet --verbose"
 RECIPE = (
     "--calibration --decode-linears --decode-rest --group-size --layers --length --make-fp8 --max-memory "
-    "--max-shard-size --method --mtp --prefill --recipe --revision --samples --seed --w4"
+    "--max-shard-size --method --mtp --prefill --recipe --revision --route-all --samples --seed --w4"
 )
 GOLDEN = {
     "plan": f"{OUTPUT} {RECIPE} --gpu --gpu-memory --gpus --memory-fraction --output",

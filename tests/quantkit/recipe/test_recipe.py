@@ -12,7 +12,9 @@ import pytest
 from quantkit.errors import RecipeError
 from quantkit.recipe import Recipe, default_recipe, find_recipe, load_recipe, recipe_names
 from quantkit.recipe.load import parse_recipe, render_json_schema
-from quantkit.recipe.recipe import OPTIONS, CalibrationSection, parse_layers
+from quantkit.recipe.recipe import OPTIONS
+from quantkit.recipe.sections import CalibrationSection, parse_layers
+from quantkit.recipe.validate import validate
 
 PUBLISHED = {
     "glm-5.2": "zai-org/GLM-5.2-FP8", "glm-5.1": "zai-org/GLM-5.1-FP8", "glm-4.7": "zai-org/GLM-4.7-FP8",
@@ -214,3 +216,48 @@ def test_unknown_name_lists_and_suggests() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("glm-52")
     assert "'glm-5.2'" in str(caught.value) and caught.value.exit_code == 2
+
+
+def test_an_override_alone_may_ask_for_calibration() -> None:
+    data = {"schema_version": 1, "name": "x", "overrides": [{"pattern": r"layers\.3\.", "method": "gptq"}]}
+    assert validate(data, where="x").calibration == CalibrationSection()
+    with pytest.raises(RecipeError, match="uses no calibration data"):
+        validate({**data, "overrides": [], "calibration": {"samples": 3}}, where="x")
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"pattern": "x"}, "either keep: true"),
+        ({"pattern": "x", "keep": True, "group_size": 64}, "either keep: true"),
+        ({"pattern": "(", "keep": True}, "not a regular expression"),
+        ({"pattern": "x", "group_size": 48}, "32"),
+        ({"pattern": "x", "methods": "rtn"}, "methods"),
+    ],
+)
+def test_overrides_say_something_that_is_known(entry: dict[str, object], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        validate({"schema_version": 1, "name": "x", "overrides": [entry]}, where="x")
+
+
+@pytest.mark.parametrize(
+    ("given", "action"),
+    [
+        ("fail", ("fail",)), ("keep-fp8", ("keep-fp8",)), (["retry", "fail"], ("retry",)),
+        (["retry", "keep-fp8"], ("retry", "keep-fp8")), (["keep-fp8", "retry"], None), ([], None), ("drop", None),
+    ],
+)  # fmt: skip
+def test_actions_of_a_budget(given: object, action: tuple[str, ...] | None) -> None:
+    budget_of_down = {"max_relative_error": {"down": 0.1}, "action": given}
+    data = {"schema_version": 1, "name": "x", "budget": budget_of_down}
+    if action is None:
+        with pytest.raises(RecipeError, match="retry"):
+            validate(data, where="x")
+        return
+    budget = validate(data, where="x").budget
+    assert budget is not None and budget.action == action
+
+
+def test_sections_that_say_nothing_are_in_no_digest() -> None:
+    content = default_recipe().with_options(method="mse").content()
+    assert not {"overrides", "budget", "calibration"} & content.keys()

@@ -1,0 +1,68 @@
+"""The jobs of calibrated methods: which weights they are of, which are left, and how their results are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..artifact.canonical import round_figure
+from ..checkpoint.tensor import StoredWeight
+from ..plan.fate import Job
+from ..recipe.sections import CALIBRATED_METHODS
+from .ops import write_int4
+from .progress import Ticker
+from .shards import ShardState
+
+if TYPE_CHECKING:
+    from ..calibration.gptq import Calibrated
+
+
+def is_calibrated(job: Job) -> bool:
+    return job.method in CALIBRATED_METHODS
+
+
+class CalibratedJobs:
+    """The calibrated jobs among the shards of a conversion.
+
+    Args:
+        states: of all shards, after ``restore``.
+        ticker: told the bytes of source that are done.
+    """
+
+    def __init__(self, states: Sequence[ShardState], ticker: Ticker) -> None:
+        self._ticker = ticker
+        self._jobs: dict[str, tuple[ShardState, int]] = {  # by the first tensor of the weight
+            job.sources[0]: (state, index)
+            for state in states
+            for index, job in enumerate(state.shard.jobs)
+            if is_calibrated(job)
+        }
+
+    def job_of(self, weight: StoredWeight) -> Job | None:
+        """None: the weight is not calibrated."""
+        found = self._jobs.get(weight.weight.name)
+        return None if found is None else found[0].shard.jobs[found[1]]
+
+    def is_done(self, weight: StoredWeight) -> bool:
+        state, index = self._jobs[weight.weight.name]
+        return index in state.results
+
+    def layers_left(self) -> list[int]:
+        """Layers with a job that is not done, sorted."""
+        left = {state.shard.layer for state, index in self._jobs.values() if index not in state.results}
+        return sorted(layer for layer in left if layer is not None)
+
+    def write(self, weight: StoredWeight, result: Calibrated, facts: dict[str, Any]) -> None:
+        """Write and record the result of a weight; nothing if it is done already. Any thread."""
+        state, index = self._jobs[weight.weight.name]
+        if index in state.results:
+            return
+        figures = {k: round_figure(v) if isinstance(v, float) else v for k, v in facts.items()}
+        state.done(index, write_int4(state.shard.jobs[index], weight, result.weight, state.writer(), figures))
+        self._ticker.add("calibration", state.name, weight.weight.nbytes)
+
+    def flush(self, layer: int) -> None:
+        """Make durable what is written of a layer."""
+        for state in {id(s): s for s, _ in self._jobs.values() if s.shard.layer == layer}.values():
+            if state.digest is None:
+                state.flush()
