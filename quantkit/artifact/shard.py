@@ -85,12 +85,8 @@ class ShardWriter:
         self.unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
         self._header = render_header(tensors)
         self._tensors = {tensor.name: tensor for tensor in tensors}
-        self._offsets: dict[str, int] = {}
-        position = len(self._header)
-        for tensor in tensors:
-            self._offsets[tensor.name] = position
-            position += tensor.nbytes
-        self.nbytes = position
+        self._offsets = tensor_offsets(tensors)
+        self.nbytes = len(self._header) + sum(tensor.nbytes for tensor in tensors)
         with disk_errors(path):
             self._fd = os.open(self.unfinished, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -155,6 +151,16 @@ class ShardWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def tensor_offsets(tensors: Sequence[OutputTensor]) -> dict[str, int]:
+    """Where the bytes of each tensor begin in a file of these tensors."""
+    offsets: dict[str, int] = {}
+    position = len(render_header(tensors))
+    for tensor in tensors:
+        offsets[tensor.name] = position
+        position += tensor.nbytes
+    return offsets
 
 
 def pwrite_all(fd: int, view: memoryview, offset: int) -> None:

@@ -1,10 +1,11 @@
 """The calibrated part of a conversion: layers in order, the experts of one layer in parallel.
 
 It comes after everything else, because it needs the source's files in place and each layer needs the one before.
-Results go the way of all jobs: into the shard, into the journal, into ``tensors.jsonl``. When a layer's INT4
-weights are durable, so is the input of the next one (``calibration_state.py``); a run that is killed repeats the
-layer it was at. If that state is lost or damaged the forward pass begins again at the first layer and
-quantizes what it needs to go on, without writing it again; the bytes are the same.
+Results go the way of all jobs: into the shard, into the journal, into ``tensors.jsonl``. Each expert is durable
+when it is done, and when those of a layer are, so is the input of the next one (``calibration_state.py``). A run
+that is killed repeats the forward pass of the layer it was at, but no expert that was done: these compute with
+their INT4 weights read back. If the state of the layer is lost or damaged, the forward pass begins again at the
+first layer in the same way.
 
 Every task computes with one torch thread, so workers change time and memory, never a bit. The bits do depend on
 the machine: torch chooses its matrix products by the CPU.
@@ -97,7 +98,6 @@ class Calibration:
             while stream.position <= left[-1]:
                 layer = stream.position
                 stream.forward(_Layer(self, layer, skeleton, jobs, ticker))
-                jobs.flush(layer)
                 self._target.journal.append(save_state(stream, folder))
         finally:
             workers.close()
@@ -144,14 +144,20 @@ class _Layer:
     def expert(self, expert: int, routed: Routed, inputs: Inputs) -> Tensor:
         self._ticker.check()
         stored = self._of.experts[self._layer, expert]
+        chosen = {p: weight for p, weight in stored.items() if self._jobs.job_of(weight) is not None}
+        settings = self._of.settings
+        if all(self._jobs.is_done(weight) for weight in chosen.values()):
+            kept = chosen if settings.propagate == "quantized" else {}
+            return routed.outputs(Expert({
+                p: self._jobs.read(weight) if p in kept else self._of.read(weight, 0, weight.shape[0])
+                for p, weight in stored.items()
+            }, self._gating))  # fmt: skip
         weights = {p: self._of.read(weight, 0, weight.shape[0]) for p, weight in stored.items()}
-        chosen = [p for p, weight in stored.items() if self._jobs.job_of(weight) is not None]
-        if not chosen:
-            return routed.outputs(Expert(weights, self._gating))
-        where, settings = stored[chosen[0]].module.rpartition(".")[0], self._of.settings
+        where = stored[next(iter(chosen))].module.rpartition(".")[0]
         found, outputs = calibrate_expert(weights, chosen, routed, inputs, self._gating, where, settings)
         for projection, result in found.items():
             self._jobs.write(stored[projection], result, facts(result, settings))
+        self._jobs.flush(chosen.values())
         return outputs
 
     def settled(self) -> bool:

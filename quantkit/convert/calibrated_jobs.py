@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..artifact.canonical import round_figure
@@ -14,6 +14,9 @@ from .progress import Ticker
 from .shards import ShardState
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..calibration.gptq import Calibrated
 
 
@@ -61,8 +64,21 @@ class CalibratedJobs:
         state.done(index, write_int4(state.shard.jobs[index], weight, result.weight, state.writer(), figures))
         self._ticker.add("calibration", state.name, weight.weight.nbytes)
 
-    def flush(self, layer: int) -> None:
-        """Make durable what is written of a layer."""
-        for state in {id(s): s for s, _ in self._jobs.values() if s.shard.layer == layer}.values():
+    def read(self, weight: StoredWeight) -> NDArray[np.float32]:
+        """What a weight whose job is done became, float32 ``[O, I]``: the numbers that the INT4 stands for."""
+        import numpy as np
+
+        import quantkit_kernels as kernels
+
+        state, index = self._jobs[weight.weight.name]
+        rows, columns = weight.shape
+        data = {t.name.rpartition(".")[2]: state.read(t) for t in state.shard.jobs[index].outputs}
+        packed = np.frombuffer(data["weight_packed"], "<i4").reshape(rows, -1)
+        scale = np.frombuffer(data["weight_scale"], "<u2").reshape(rows, -1)
+        return kernels.int4_to_float32(packed, scale, columns)
+
+    def flush(self, weights: Iterable[StoredWeight]) -> None:
+        """Make durable what is written of these weights. Any thread."""
+        for state in {id(s): s for s, _ in (self._jobs[w.weight.name] for w in weights)}.values():
             if state.digest is None:
                 state.flush()

@@ -6,16 +6,19 @@ writes one line. Flushing every ``FLUSH_BYTES`` rather than per tensor keeps the
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..artifact.canonical import hash_file
+from ..artifact.durable import disk_errors
 from ..artifact.journal import Entry, Journal
 from ..artifact.layout import UNFINISHED_SUFFIX, view_path
-from ..artifact.shard import FileDigest, ShardWriter
+from ..artifact.shard import FileDigest, ShardWriter, tensor_offsets
 from ..plan.fate import Job, Shard
+from ..scheme import OutputTensor
 from .ops import JobResult
 
 FLUSH_BYTES = 256 << 20
@@ -39,6 +42,7 @@ class ShardState:
         self.digest: FileDigest | None = None
         self._journal, self._on_durable = journal, on_durable
         self._writer: ShardWriter | None = None
+        self._offsets: dict[str, int] | None = None
         self._fresh: list[int] = []  # done, not yet journalled
         self._fresh_bytes = 0
         self._lock = threading.Lock()
@@ -77,6 +81,15 @@ class ShardState:
             if self._writer is None:
                 self._writer = ShardWriter(self.path, self.shard.tensors)
             return self._writer
+
+    def read(self, tensor: OutputTensor) -> bytes:
+        """The bytes of a tensor whose job is done, from the file as it is now. Any thread."""
+        with self._lock:
+            if self._offsets is None:
+                self._offsets = tensor_offsets(self.shard.tensors)
+        with disk_errors(self.path), _open_either(self.path) as handle:
+            handle.seek(self._offsets[tensor.name])
+            return handle.read(tensor.nbytes)
 
     def done(self, index: int, result: JobResult) -> None:
         """A job was written; flushes or finishes the file when it is time. Any thread."""
@@ -129,6 +142,13 @@ class ShardState:
 def place_is_intact(path: Path, sha256: str) -> bool:
     """Whether a placed file reads back as what was hashed."""
     return hash_file(path)[0] == sha256
+
+
+def _open_either(path: Path) -> BinaryIO:
+    """A shard that is unfinished, or finished, perhaps just now by another thread."""
+    with contextlib.suppress(FileNotFoundError):
+        return open(path.with_name(path.name + UNFINISHED_SUFFIX), "rb")
+    return open(path, "rb")
 
 
 def _size(path: Path) -> int:

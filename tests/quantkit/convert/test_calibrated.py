@@ -16,6 +16,7 @@ import pytest
 
 from quantkit.artifact import Artifact, verify_artifact
 from quantkit.artifact.records import TensorRecord, read_records
+from quantkit.calibration.expert import calibrate_expert
 from quantkit.calibration.samples import CalibrationSet, calibration_set
 from quantkit.calibration.stream import Stream
 from quantkit.checkpoint import open_checkpoint
@@ -164,18 +165,53 @@ def test_what_is_damaged_is_computed_again(damage: str, whole: Path, tmp_path: P
     assert core_digests(tmp_path / "out") == core_digests(whole)
 
 
-def test_killed_run_resumes_with_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+def test_killed_run_repeats_no_expert_that_was_done(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed: list[int]
+) -> None:
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from tests.quantkit.convert.test_calibrated import LAYERS, SMALL, run, stop_in\n"
         "die = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "run('tiny-glm', Path(sys.argv[1]), on_progress=stop_in(2, 30, die), **SMALL, **LAYERS)\n"
+        "run('tiny-glm', Path(sys.argv[1]), jobs=1, on_progress=stop_in(2, 30, die), **SMALL, **LAYERS)\n"
     )
     child = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], cwd=ROOT, timeout=100)
     assert child.returncode == -signal.SIGKILL
+    quantized = count_experts(monkeypatch)
     run("tiny-glm", tmp_path / "out", **SMALL, **LAYERS)
+    assert passed == [2, 3]
+    # It died at the last weight of its tenth expert, before that was journalled.
+    assert len(quantized) == (16 - 9) + 16 and len(set(quantized)) == len(quantized)
     assert core_digests(tmp_path / "out") == core_digests(whole)
+
+
+def count_experts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The experts that are quantized from now on."""
+    names: list[str] = []
+
+    def counted(weights: Any, chosen: Any, routed: Any, inputs: Any, gating: Any, where: str, *more: Any) -> Any:
+        names.append(where)
+        return calibrate_expert(weights, chosen, routed, inputs, gating, where, *more)
+
+    monkeypatch.setattr("quantkit.convert.calibrated.calibrate_expert", counted)
+    return names
+
+
+@pytest.mark.parametrize("propagate", ["quantized", "original"])
+def test_experts_that_are_done_compute_with_what_was_written(
+    propagate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass is lost, all of its experts are there: nothing is quantized again, later layers are alike."""
+    options = {**SMALL, "layers": "1-2", "propagate": propagate}
+    run("tiny-glm", tmp_path / "whole", **options)
+    with pytest.raises(RuntimeError, match="crash"):
+        run("tiny-glm", tmp_path / "out", jobs=1, on_progress=stop_in(2, 3, crash), **options)
+    for state in (tmp_path / "out.partial" / "calibration").glob("state-*"):
+        state.unlink()
+    quantized = count_experts(monkeypatch)
+    run("tiny-glm", tmp_path / "out", **options)
+    assert quantized and all(name.startswith("model.layers.2.") for name in quantized)
+    assert core_digests(tmp_path / "out") == core_digests(tmp_path / "whole")
 
 
 def test_another_calibration_set_is_another_conversion(whole: Path, tmp_path: Path) -> None:
