@@ -13,7 +13,7 @@ every weight say how many tokens it had and whether it was shrunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .experts import Inputs, Routed
@@ -41,11 +41,19 @@ class ExpertSettings:
         gptq: of each weight.
         min_tokens: an expert with fewer is starved.
         propagate: ``quantized`` (the next layer sees what this one will compute) or ``original``.
+        route_all: learn from all tokens of the layer, each counting 1; then no expert is starved.
+        down_inputs: down learns behind the ``quantized`` gate and up, or the ``original`` ones.
     """
 
     gptq: GptqSettings = field(default_factory=GptqSettings)
     min_tokens: int = MIN_TOKENS
     propagate: str = "quantized"
+    route_all: bool = False
+    down_inputs: str = "quantized"
+
+    def is_starved(self, tokens: int) -> bool:
+        """Whether an expert with so many tokens borrows from the average of the layer."""
+        return not self.route_all and tokens < self.min_tokens
 
 
 class Expert:
@@ -94,7 +102,9 @@ def calibrate_expert(
         SourceError: an activation that is not finite, a Hessian that stays singular; ``where`` and the projection
             are named.
     """
-    average = _average(inputs) if len(routed.tokens) < settings.min_tokens else None
+    tokens = len(routed.tokens)
+    average = _average(inputs) if settings.is_starved(tokens) else None
+    learned = inputs.all() if settings.route_all else routed
     entry = [p for p in (GATE, UP) if p in chosen]
     found: dict[str, Calibrated] = {}
     replaced = dict(weights)
@@ -102,15 +112,16 @@ def calibrate_expert(
     def quantize(projections: list[str], seen: Callable[[Tensor], Tensor]) -> None:
         columns = weights[projections[0]].shape[1]
         at = f"{where}.{'/'.join(projections)}"
-        hessian = _hessian(columns, at, seen, routed, average, settings)
+        hessian = _hessian(columns, at, seen, learned, average, settings)
         results = gptq([weights[p] for p in projections], hessian, settings.gptq)
         for projection, result in zip(projections, results, strict=True):
-            found[projection], replaced[projection] = result, _back(result, columns)
+            found[projection], replaced[projection] = replace(result, tokens=tokens), _back(result, columns)
 
     if entry:
         quantize(entry, lambda states: states)
     if DOWN in chosen:
-        quantize([DOWN], Expert(replaced, gating).inner)
+        before = replaced if settings.down_inputs == "quantized" else weights
+        quantize([DOWN], Expert(before, gating).inner)
     goes_on = replaced if settings.propagate == "quantized" else weights
     return found, routed.outputs(Expert(goes_on, gating))
 
@@ -118,13 +129,13 @@ def calibrate_expert(
 def facts(result: Calibrated, settings: ExpertSettings) -> dict[str, Any]:
     """What the artifact records of a calibrated weight; figures are rounded by whoever writes them.
 
-    ``tokens`` that the expert saw, ``shrunk`` if these were too few, ``form`` of the Hessian, ``percdamp`` used
+    ``tokens`` routed to the expert, ``shrunk`` if these were too few, ``form`` of the Hessian, ``percdamp`` used
     and the ``attempts`` it took, rows that took a floor's codes, and ``error_to_rtn``, squared error of the output
     over the tokens relative to rounding to nearest (None when that has none).
     """
     rtn = result.floor_errors.get("rtn", 0.0)
     return {
-        "tokens": result.tokens, "shrunk": result.tokens < settings.min_tokens, "form": result.form,
+        "tokens": result.tokens, "shrunk": settings.is_starved(result.tokens), "form": result.form,
         "percdamp": result.percdamp, "attempts": result.attempts, "rows_from_floor": result.rows_from_floor,
         "error_to_rtn": result.hessian_error / rtn if rtn > 0 else None,
     }  # fmt: skip
@@ -141,11 +152,11 @@ def _average(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _hessian(
-    columns: int, where: str, seen: Callable[[Tensor], Tensor], routed: Routed,
+    columns: int, where: str, seen: Callable[[Tensor], Tensor], learned: Routed,
     average: tuple[Tensor, Tensor] | None, settings: ExpertSettings,
 ) -> Hessian:  # fmt: skip
     hessian = Hessian(columns, where=where)
-    for states, weight in routed.chunks():
+    for states, weight in learned.chunks():
         hessian.add(seen(states), weight.square())
     if average is None:
         return hessian

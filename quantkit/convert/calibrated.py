@@ -184,4 +184,6 @@ def settings_of(plan: Plan) -> ExpertSettings:
     if section is None:
         raise RuntimeError("a recipe without calibration has calibrated jobs")
     gptq = GptqSettings(group_size=recipe.decode.group_size, percdamp=section.percdamp)
-    return ExpertSettings(gptq, section.min_tokens, section.propagate)
+    return ExpertSettings(
+        gptq, section.min_tokens, section.propagate, section.route_all, section.down_inputs
+    )  # fmt: skip

@@ -12,13 +12,10 @@ def refuse_pending(recipe: Recipe) -> None:
     Raises:
         RecipeError: naming the option.
     """
-    calibration = recipe.calibration
     asked = {
         "overrides": bool(recipe.overrides),
         "budget": recipe.budget is not None,
         "decode.method": recipe.decode.method in FOLDING_METHODS,
-        "calibration.route_all": calibration is not None and calibration.route_all,
-        "calibration.down_inputs": calibration is not None and calibration.down_inputs != "quantized",
     }
     if option := next((name for name, is_asked in asked.items() if is_asked), None):
         raise RecipeError("is not supported yet", where=option, hint="Leave it out.")

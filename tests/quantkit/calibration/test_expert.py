@@ -83,6 +83,51 @@ def test_what_is_not_chosen_stays() -> None:
     assert list(found) == ["up"]
 
 
+def quantized_by(weight: np.ndarray, x: torch.Tensor, counts: torch.Tensor | None) -> kernels.Int4Weight:
+    hessian = Hessian(weight.shape[1], where="")
+    hessian.add(x, counts)
+    return gptq([weight], hessian, GptqSettings(group_size=32))[0].weight
+
+
+def same(a: kernels.Int4Weight, b: kernels.Int4Weight) -> bool:
+    return a.packed.tobytes() == b.packed.tobytes() and a.scale.tobytes() == b.scale.tobytes()
+
+
+def test_down_learns_behind_the_original_gate_and_up_if_asked() -> None:
+    inputs = inputs_of([[i % 3, (i + 1) % 3] for i in range(90)])
+    weights, found = weights_of(3), {}
+    for kind in ("quantized", "original"):
+        settings = ExpertSettings(min_tokens=0, down_inputs=kind)
+        found[kind], _ = calibrate_expert(weights, weights, inputs.routed(1), inputs, gating, "", settings)
+    tokens = tokens_of(inputs, 1)
+    x = torch.stack([inputs.states[t] for t, _ in tokens])
+    z = torch.nn.functional.silu(x @ torch.from_numpy(weights["gate"]).T) * (x @ torch.from_numpy(weights["up"]).T)
+    expected = quantized_by(weights["down"], z, torch.tensor([w * w for _, w in tokens]))
+    assert same(found["original"]["down"].weight, expected)
+    assert not same(found["quantized"]["down"].weight, expected)
+    assert same(found["quantized"]["up"].weight, found["original"]["up"].weight)
+
+
+@pytest.mark.parametrize("routed", [0, 1, 300])
+def test_every_expert_learns_from_all_tokens_if_asked(routed: int) -> None:
+    """Whatever is routed to it: the same bits, outputs for its own tokens, no shrinking."""
+    inputs = inputs_of([[1 if i < routed else 0] for i in range(300)])
+    weights, settings = weights_of(4), ExpertSettings(min_tokens=10_000, route_all=True)
+    found, outputs = calibrate_expert(weights, weights, inputs.routed(1), inputs, gating, "", settings)
+    entry = quantized_by(np.concatenate([weights["gate"], weights["up"]]), inputs.states, None)
+    both = (np.concatenate([getattr(found[p].weight, k) for p in ("gate", "up")]) for k in ("packed", "scale"))
+    assert all(
+        np.array_equal(ours, theirs) for ours, theirs in zip(both, (entry.packed, entry.scale), strict=True)
+    )
+    back = {
+        p: kernels.int4_to_float32(found[p].weight.packed, found[p].weight.scale, HIDDEN) for p in ("gate", "up")
+    }
+    z = Expert({**back, "down": weights["down"]}, gating).inner(inputs.states)
+    assert same(found["down"].weight, quantized_by(weights["down"], z, None))
+    assert outputs.shape == (routed, HIDDEN)
+    assert all(result.tokens == routed and not facts(result, settings)["shrunk"] for result in found.values())
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 2])
 def test_starved_expert_learns_from_the_average_of_the_layer(tokens: int) -> None:
     """Nearer to what the layer's other tokens want than plain rounding is, and said to be shrunk."""

@@ -232,6 +232,18 @@ def test_propagation_of_the_original_leaves_the_first_layer_as_it_is(whole: Path
     assert differ == {2, 3}
 
 
+def test_all_tokens_and_the_original_inputs_of_down_reach_the_experts(whole: Path, tmp_path: Path) -> None:
+    before = {r.name: r.decode for r in calibrated(whole)}
+    for option in ({"route_all": True}, {"down_inputs": "original"}):
+        out = tmp_path / next(iter(option))
+        run("tiny-glm", out, samples=8, length=64, layers="1", **option)
+        ours = {r.name: r.decode for r in calibrated(out)}
+        assert len(ours) == 48 and verify_artifact(out).ok
+        assert sum((d.calibration or {})["tokens"] for d in ours.values()) == 3 * 8 * 64 * 4
+        differ = {name.split(".")[-2] for name, d in ours.items() if d.outputs != before[name].outputs}
+        assert differ == ({"down_proj"} if "down_inputs" in option else {"gate_proj", "up_proj", "down_proj"})
+
+
 def test_plain_source_with_starved_experts(tmp_path: Path) -> None:
     """A BF16 source whose FP8 view is derived; three tokens for four experts, so that some see none."""
     source = write_moe(tmp_path / "source", "qwen3_moe", storage="bf16")
