@@ -1,28 +1,33 @@
 """Write an FP8 block-scaled checkpoint with the layer shapes of GLM-5.2 and few layers and experts.
 
     python bench/make_checkpoint.py OUT [--dense-layers 0] [--moe-layers 1] [--experts 16] [--shard-gib 1.0]
+                                    [--tokenizer]
 
 Dense layers, then sparse ones: hidden 6144, expert width 2048, attention and indexer as published; the
-vocabulary is cut to 1,024. One MoE layer of 24 experts makes 1.1 GiB, of which 78 % are routed experts (97 % in
-the published model, which has 256 of them a layer). The weights are drawn from a pool of normally distributed
-values in e4m3 (codes of a real checkpoint are distributed alike), each tensor from its own offset, so that
-writing is bound by the disk and not by the random generator.
+vocabulary is cut to 1,024, or to the 4,096 of the bundled tokenizer if that comes along (``--tokenizer``).
+One MoE layer of 24 experts makes 1.1 GiB, of which 78 % are routed experts (97 % in the published model, which
+has 256 of them a layer). The weights are drawn from a pool of normally distributed values in e4m3 (codes of a
+real checkpoint are distributed alike), each tensor from its own offset, so that writing is bound by the disk and
+not by the random generator.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 import quantkit_kernels as kernels
+from quantkit.data import bundled_model
 from quantkit.safetensors_header import render_header
 from quantkit.scheme import OutputTensor
 
 HIDDEN, EXPERT_WIDTH, DENSE_WIDTH, VOCAB = 6144, 2048, 12288, 1024
+TOKENIZER_VOCAB = 4096  # of the bundled models
 BLOCK = 128
 ATTENTION = {
     "q_a_proj": (2048, HIDDEN),
@@ -43,11 +48,11 @@ def mlp(prefix: str, width: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def tensors(dense_layers: int, moe_layers: int, experts: int) -> Iterator[OutputTensor]:
+def tensors(dense_layers: int, moe_layers: int, experts: int, vocab: int) -> Iterator[OutputTensor]:
     """All tensors of the checkpoint in the publisher's order within a layer."""
-    yield OutputTensor("model.embed_tokens.weight", "BF16", (VOCAB, HIDDEN))
+    yield OutputTensor("model.embed_tokens.weight", "BF16", (vocab, HIDDEN))
     yield OutputTensor("model.norm.weight", "BF16", (HIDDEN,))
-    yield OutputTensor("lm_head.weight", "BF16", (VOCAB, HIDDEN))
+    yield OutputTensor("lm_head.weight", "BF16", (vocab, HIDDEN))
     for layer in range(dense_layers + moe_layers):
         p = f"model.layers.{layer}"
         for name, size in (
@@ -115,7 +120,6 @@ CONFIG = {
     "index_n_heads": 32,
     "index_topk": 2048,
     "n_shared_experts": 1,
-    "vocab_size": VOCAB,
     "num_nextn_predict_layers": 0,
     "dtype": "bfloat16",
     "quantization_config": {
@@ -128,22 +132,31 @@ CONFIG = {
 
 
 def write(
-    out: Path, *, moe_layers: int, experts: int, shard_bytes: int, dense_layers: int = 0, seed: int = 0
-) -> int:
-    """Write the checkpoint and return the bytes of its tensors."""
+    out: Path, *, moe_layers: int, experts: int, shard_bytes: int, dense_layers: int = 0, seed: int = 0,
+    tokenizer: bool = False, active: int = 8,
+) -> int:  # fmt: skip
+    """Write the checkpoint and return the bytes of its tensors.
+
+    Args:
+        tokenizer: bring a bundled tokenizer along, so that the checkpoint can be calibrated.
+        active: experts of a token.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    layers = dense_layers + moe_layers
+    layers, vocab = dense_layers + moe_layers, TOKENIZER_VOCAB if tokenizer else VOCAB
+    for name in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
+        shutil.copyfile(bundled_model("tiny-glm") / name, out / name)
     config = CONFIG | {
+        "vocab_size": vocab,
         "num_hidden_layers": layers,
         "first_k_dense_replace": dense_layers,
         "n_routed_experts": experts,
-        "num_experts_per_tok": min(8, experts),
+        "num_experts_per_tok": min(active, experts),
         "indexer_types": ["full"] * layers,
         "mlp_layer_types": ["dense"] * dense_layers + ["sparse"] * moe_layers,
     }
     (out / "config.json").write_text(json.dumps(config, indent=1))
     shards: list[list[OutputTensor]] = [[]]
-    for tensor in tensors(dense_layers, moe_layers, experts):
+    for tensor in tensors(dense_layers, moe_layers, experts, vocab):
         if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > shard_bytes:
             shards.append([])
         shards[-1].append(tensor)
@@ -169,6 +182,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=16)
     parser.add_argument("--shard-gib", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", action="store_true", help="bring a tokenizer along, for calibration")
     a = parser.parse_args()
     total = write(
         a.out,
@@ -177,6 +191,7 @@ def main() -> None:
         experts=a.experts,
         shard_bytes=int(a.shard_gib * 2**30),
         seed=a.seed,
+        tokenizer=a.tokenizer,
     )
     print(f"{total / 2**30:.2f} GiB in {a.out}")
 
