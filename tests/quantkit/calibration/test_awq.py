@@ -67,7 +67,7 @@ def test_rounding_of_up_does_not_feel_the_fold(parts: tuple) -> None:
 @pytest.mark.parametrize("tokens", [0, 1, 2, 40, 800])
 def test_rounding_by_importance_keeps_the_floors(tokens: int) -> None:
     x, w = cases.inputs(6, tokens, 256), cases.weight(7, 24, 256)
-    (got,) = round_by_importance([w], cases.hessian(x), GptqSettings(group_size=64))
+    (got,) = round_by_importance([w], cases.hessian(x), GptqSettings(group_size=64, floors=("rtn", "mse")))
     assert got.form == "diagonal"
     for method in ("rtn", "mse"):
         other = cases.norms(w, kernels.float_to_int4(w, 64, method), x)

@@ -15,6 +15,7 @@ from quantkit.errors import SourceError, UsageError
 from tests.quantkit.calibration import cases
 
 NO_FLOORS = ()
+BOTH = ("rtn", "mse")
 
 
 @pytest.mark.parametrize("act_order", [True, False])
@@ -67,7 +68,7 @@ def test_errors_have_the_bits_of_the_kernels() -> None:
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, 60, 300, 2000])
 def test_never_worse_than_rounding_in_the_hessian_norm(tokens: int, seed: int) -> None:
     x, w = cases.inputs(seed, tokens, 256), cases.weight(100 + seed, 24, 256)
-    (got,) = gptq([w], cases.hessian(x), GptqSettings(group_size=(32, 64, 128)[seed % 3]))
+    (got,) = gptq([w], cases.hessian(x), GptqSettings(group_size=(32, 64, 128)[seed % 3], floors=BOTH))
     ours = cases.norms(w, got.weight, x)
     for method in ("rtn", "mse"):
         other = cases.norms(w, kernels.float_to_int4(w, (32, 64, 128)[seed % 3], method), x)
@@ -90,7 +91,7 @@ def test_floors_take_over_where_the_sweep_is_worse(monkeypatch: pytest.MonkeyPat
         return found, norms
 
     monkeypatch.setattr(module, "_swept", spoiled)
-    (got,) = gptq([w], cases.hessian(x))
+    (got,) = gptq([w], cases.hessian(x), GptqSettings(floors=BOTH))
     assert got.rows_from_floor == 2
     ours = cases.norms(w, got.weight, x)
     rtn, mse = (cases.norms(w, kernels.float_to_int4(w, 32, m), x) for m in ("rtn", "mse"))
@@ -133,7 +134,7 @@ def singular(kind: str, tokens: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["duplicate columns", "zero columns", "one direction"])
 def test_singular_hessian(kind: str, tokens: int) -> None:
     x, w = singular(kind, tokens), cases.weight(15, 16, 256)
-    (got,) = gptq([w], cases.hessian(x))
+    (got,) = gptq([w], cases.hessian(x), GptqSettings(floors=BOTH))
     back = kernels.int4_to_float32(got.weight.packed, got.weight.scale, 256)
     assert np.isfinite(back).all() and np.isfinite(got.hessian_error)
     for method in ("rtn", "mse"):
