@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .artifact import Artifact as Artifact
     from .artifact import VerifyReport
     from .artifact.progress import OnProgress
+    from .calibration.samples import CalibrationSet
     from .checkpoint import Checkpoint as Checkpoint
     from .inspection.conversions import Comparison
     from .inspection.diff import Difference
@@ -152,6 +153,7 @@ def convert(
     jobs: int | None = None,
     max_memory: int | None = None,
     consume: bool = False,
+    calibration: CalibrationSet | None = None,
     on_progress: OnProgress | None = None,
 ) -> Artifact:
     """Carry out a plan: write the artifact ``output``, or finish one that was interrupted.
@@ -161,20 +163,26 @@ def convert(
         checkpoint: the plan's source if it is open already; else it is opened by the label in the plan.
         jobs: worker threads; None: all usable cores.
         max_memory: bytes of memory for the work.
-        consume: delete each downloaded shard of a Hub source once its output is verified.
+        consume: delete each downloaded shard of a Hub source once its output is verified; not with a calibrated
+            method.
+        calibration: what a calibrated method learns from instead of what the recipe names
+            (``quantkit.calibration.samples``).
         on_progress: called with ``Progress`` events, from one thread at a time.
 
     Raises:
-        UsageError: ``output`` is something else's, or lies inside the source.
-        SourceError: the source is damaged or not the one that was planned.
-        EnvironmentProblem: disk full, no permission, not enough memory.
+        UsageError: ``output`` is something else's, or lies inside the source; the calibration text cannot be used.
+        SourceError: the source is damaged or not the one that was planned; to be calibrated, and without a
+            tokenizer or of a kind that transformers does not know.
+        EnvironmentProblem: disk full, no permission, not enough memory, or no transformers to calibrate with.
         KeyboardInterrupt: passed on; what is written so far can be resumed by the same call.
     """
     from .convert import convert as run
 
     check_kernels()
     made = plan_source(plan) if isinstance(plan, (str, os.PathLike)) else plan
-    settings: dict[str, Any] = {"jobs": jobs, "max_memory": max_memory, "consume": consume}
+    settings: dict[str, Any] = {
+        "jobs": jobs, "max_memory": max_memory, "consume": consume, "calibration": calibration,
+    }  # fmt: skip
     if checkpoint is not None:
         return run(made, checkpoint, output, on_progress=on_progress, **settings)
     with open(made.source.label, revision=made.source.revision) as opened:

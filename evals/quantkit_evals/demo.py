@@ -1,8 +1,9 @@
 """``make demo``: convert the bundled model, verify the artifact, load both views with transformers, compare them.
 
-    python -m quantkit_evals.demo [--out demo-out] [--model tiny-glm] [--tokens 8192]
+    python -m quantkit_evals.demo [--out demo-out] [--model tiny-glm] [--tokens 8192] [--samples N]
 
-Conversion and verification are the commands a user would type. The figures are made with transformers:
+Conversion (calibrated, which takes most of the time) and verification are the commands a user would type. The
+figures are made with transformers:
 
     FP8         prefill view as a BF16 copy made by our dequantizer (transformers' own is wrong on partial blocks)
     INT4        decode view as such a copy: the same BF16 arithmetic, so only the weights differ
@@ -92,12 +93,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="directory of the artifact")
     parser.add_argument("--model", choices=sorted(MODELS), default="tiny-glm")
     parser.add_argument("--tokens", type=int, default=TOKENS, help=f"held-out tokens to measure on ({TOKENS})")
+    parser.add_argument("--samples", help="calibration samples (default: those of the model's recipe)")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    run(["convert", args.model, "--w4", "-o", str(args.out)])
+    fewer = [] if args.samples is None else ["--samples", args.samples]
+    run(["convert", args.model, "--w4", *fewer, "-o", str(args.out)])
     run(["verify", str(args.out)])
     print(f"\nLoading both views with transformers, measuring on {args.tokens} held-out tokens ...", flush=True)
     try:

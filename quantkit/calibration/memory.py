@@ -76,7 +76,7 @@ def choose_workers(workers: int, max_memory: int | None, resident: int, shape: S
     if max_memory < least:
         raise EnvironmentProblem(
             f"{format_bytes(max_memory)} of memory are not enough to calibrate: {format_bytes(least)} are needed",
-            where="--max-memory", hint="Allow more, or use a method without calibration (mse)",
+            where="--max-memory", hint="Allow more, or convert without calibration: --method mse",
         )  # fmt: skip
     arrays = min(max_memory // ARRAY_SHARE, max_memory - least)
     fit = max(1, (max_memory - fixed - arrays) // shape.task_bytes)

@@ -13,6 +13,7 @@ from .experts import IMPLEMENTATION
 if TYPE_CHECKING:
     from quantkit.checkpoint import Checkpoint
 
+WITHOUT_CALIBRATION = "Or convert without calibration: --method mse, in a recipe decode.method: mse."
 _QUANTIZATION = ("quantization_config", "compression_config")
 
 
@@ -25,12 +26,30 @@ def libraries() -> tuple[Any, Any]:
     try:
         import torch
         import transformers
-    except ImportError as problem:
-        raise EnvironmentProblem(
-            f"calibration runs the model and needs {problem.name}", where="--method gptq",
-            hint="pip install 'quantkit[eval]'",
-        ) from problem  # fmt: skip
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise missing(error.name) from None
     return torch, transformers
+
+
+def missing(library: str) -> EnvironmentProblem:
+    """The error for a library of the extra ``calibrate`` that is not there."""
+    return EnvironmentProblem(
+        f"calibration runs the model and needs {library}, which is not installed",
+        hint=f"Run: pip install 'quantkit[calibrate]'. {WITHOUT_CALIBRATION}",
+    )
+
+
+def check_model(checkpoint: Checkpoint) -> None:
+    """Refuse, before any work, a model that calibration cannot run; takes a fraction of a second.
+
+    Raises:
+        UnsupportedError: transformers has no such model, or not with experts that can be streamed.
+        EnvironmentProblem: torch or transformers is not installed.
+    """
+    for number, layer in enumerate(model_on_meta(checkpoint).get_decoder().layers):
+        experts_of(layer, number)
 
 
 def model_on_meta(checkpoint: Checkpoint) -> Any:
@@ -41,9 +60,17 @@ def model_on_meta(checkpoint: Checkpoint) -> Any:
         EnvironmentProblem: torch or transformers is not installed.
     """
     torch, transformers = libraries()
-    config = _config(checkpoint.config, transformers)
-    with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    try:
+        config = _config(checkpoint.config, transformers)
+        with torch.device("meta"):
+            model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except UnsupportedError:
+        raise
+    except Exception as error:  # each model checks its configuration in its own way
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} cannot build this model: {error}", where="config.json",
+            accepted="for calibration, a model that transformers runs", hint=WITHOUT_CALIBRATION,
+        ) from error  # fmt: skip
     for module in model.modules():
         if hasattr(getattr(module, "config", None), "_experts_implementation"):
             module.config._experts_implementation = IMPLEMENTATION
@@ -63,7 +90,7 @@ def _config(content: Mapping[str, Any], transformers: Any) -> Any:
     else:
         raise UnsupportedError(
             f"transformers {transformers.__version__} has no model of type {model_type!r}", where="config.json",
-            accepted="for calibration, a model that transformers runs", hint="Use --method mse.",
+            accepted="for calibration, a model that transformers runs", hint=WITHOUT_CALIBRATION,
         )  # fmt: skip
     return config_class.from_dict(text)
 
@@ -81,6 +108,6 @@ def experts_of(layer: Any, number: int) -> Any:
     if odd:
         raise UnsupportedError(
             "experts of a kind that calibration does not know", where=f"layer {number}: {type(found[0]).__name__}",
-            accepted="one module of gated experts without biases", hint="Use --method mse.",
+            accepted="one module of gated experts without biases", hint=WITHOUT_CALIBRATION,
         )  # fmt: skip
     return found[0]

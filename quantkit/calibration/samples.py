@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EnvironmentProblem, SourceError, UsageError
+from ..errors import SourceError, UsageError
+from .model import WITHOUT_CALIBRATION, missing
 from .texts import Document, Texts, read_texts
 
 if TYPE_CHECKING:
@@ -167,14 +168,12 @@ def _load_tokenizer(checkpoint: Checkpoint) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
-        raise EnvironmentProblem(
-            "calibration needs transformers, which is not installed", hint="Run: pip install 'quantkit[eval]'."
-        ) from None
+        raise missing("transformers") from None
     there = {side.name for side in checkpoint.side_files}
     if TOKENIZER not in there:
         raise SourceError(
             f"there is no {TOKENIZER} to tokenise calibration text with", where=checkpoint.label,
-            hint="Add the model's tokenizer files, or choose a method that needs no text (mse).",
+            hint=f"Add the model's tokenizer files to the source. {WITHOUT_CALIBRATION}",
         )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="quantkit-tokenizer-") as folder:
         for name in _TOKENIZER_FILES:

@@ -124,7 +124,7 @@ _RECIPE_OPTIONS = (
     click.option(
         "--method", type=click.Choice(["gptq", "awq", "gptq+awq", "mse", "rtn"]),
         help="gptq compensates the error with calibration data, awq moves scales from up to down by it, gptq+awq "
-        "does both, mse searches the scale of each group, rtn rounds to nearest (recipe default: mse).",
+        "does both, mse searches the scale of each group, rtn rounds to nearest (recipe default: gptq).",
     ),
     click.option(
         "--calibration", metavar="FILE|DIR|bundled",

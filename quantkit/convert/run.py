@@ -57,6 +57,7 @@ def convert(
 
     Raises:
         UsageError: the target can't be used, or options that exclude one another.
+        UnsupportedError: a calibrated method, and transformers does not know the model.
         SourceError: NaN codes or scales in the source; it changed while being read; activations that overflow.
         ArtifactError: an unfinished conversion of another plan is in the way.
         EnvironmentProblem: disk, memory or permissions; a run after it resumes.
@@ -74,6 +75,8 @@ def convert(
     if finished is not None:
         return finished
     refuse_overlap(out, checkpoint)
+    if samples is not None:
+        _check_model(checkpoint)
     shards: tuple[Shard, ...] = (*plan.prefill, *plan.decode)
     budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())
     target = open_target(out, plan, checkpoint, digest)
@@ -129,6 +132,12 @@ def _samples(plan: Plan, checkpoint: Checkpoint, given: CalibrationSet | None) -
     return calibration_set(section, checkpoint)
 
 
+def _check_model(checkpoint: Checkpoint) -> None:
+    from ..calibration.model import check_model
+
+    check_model(checkpoint)
+
+
 def _check_options(plan: Plan, checkpoint: Checkpoint, mode: str, consume: bool) -> None:
     if plan.source.fingerprint != checkpoint.fingerprint:
         raise UsageError(
@@ -137,15 +146,15 @@ def _check_options(plan: Plan, checkpoint: Checkpoint, mode: str, consume: bool)
         )  # fmt: skip
     if not consume:
         return
-    if plan.recipe.calibration is not None:
-        raise UsageError("a calibrated method reads the source's files until the end", where="--consume",
-                         accepted="--method mse or rtn", hint="Omit the option")  # fmt: skip
     if checkpoint.kind != "hub":
         raise UsageError("only downloads from a hub are deleted", where="--consume",
                          hint=f"{checkpoint.label} is a {checkpoint.kind} source: omit the option")  # fmt: skip
     if mode == "reference":
         raise UsageError("would delete the only copy that the artifact refers to", where="--consume",
                          accepted="--prefill auto, link or copy")  # fmt: skip
+    if plan.recipe.calibration is not None:
+        raise UsageError("a calibrated method reads the source's files until the end", where="--consume",
+                         accepted="--method mse or rtn", hint="Omit one of the two")  # fmt: skip
 
 
 def _widest_block(plan: Plan, checkpoint: Checkpoint) -> int:

@@ -22,6 +22,7 @@ from ..models.config import quantization_of
 from ..models.quantization import read_quantization
 from ..models.role import TensorRole
 from ..recipe.recipe import Recipe
+from ..recipe.sections import CalibrationSection
 from ..scheme import Scheme, decode_scheme
 from .experts import check_experts, check_layers
 from .fate import Action, Fate, Job, Shard
@@ -120,7 +121,7 @@ class _Builder:
         prefill_shards = pack("prefill", self._jobs(prefill), max_bytes) if writes_prefill else ()
         fates = self._fates(decode, prefill)
         return Plan(
-            recipe=resolved_recipe(self.recipe, self.classifier),
+            recipe=resolved_recipe(self.recipe, self.classifier, self.storage),
             source=_source_id(self.checkpoint),
             family=self.classifier.family.name,
             fates=fates,
@@ -204,12 +205,13 @@ class _Builder:
         ]
         if decode.group_size != group:
             asked.append("group_size")
-        if self.recipe.calibration is not None and decode.method != default.method:
-            asked.append("method")
+        asked = [f"decode.{option}" for option in asked]
+        if self.recipe.calibration not in (None, CalibrationSection()):
+            asked.append("calibration")
         if asked:
             raise RecipeError(
-                f"decode.{asked[0]} does not apply: the source is INT4 already (group size {group}) and its files "
-                "are the decode view as they are", where="decode", hint="Leave the option out.",
+                f"{asked[0]} does not apply: the source is INT4 already (group size {group}) and its files are "
+                "the decode view as they are", where=asked[0].partition(".")[0], hint="Leave the option out.",
             )  # fmt: skip
 
     def _decode_config(self, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:

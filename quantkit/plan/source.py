@@ -9,6 +9,7 @@ from ..checkpoint.tensor import Storage
 from ..errors import RecipeError, UnsupportedError
 from ..models.families import FAMILIES
 from ..models.role import Role
+from ..recipe.sections import DATA_FREE_METHOD
 from .views import FP8
 
 if TYPE_CHECKING:
@@ -55,8 +56,12 @@ def check_family(recipe: Recipe, config: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
-def resolved_recipe(recipe: Recipe, classifier: Classifier) -> Recipe:
-    """The recipe with the family that was found, so that asking for it by name or not makes the same pair."""
+def resolved_recipe(recipe: Recipe, classifier: Classifier, storage: str) -> Recipe:
+    """The recipe with the family that was found, so that asking for it by name or not makes the same pair.
+
+    A native INT4 source has nothing to quantize: no method is at work there, so none that calibrates is recorded.
+    """
     name = classifier.family.name
     is_tabled = any(family.name == name for family in FAMILIES)
-    return recipe.model_copy(update={"family": name}) if is_tabled else recipe
+    found = recipe.model_copy(update={"family": name}) if is_tabled else recipe
+    return found.with_options(method=DATA_FREE_METHOD) if storage == "int4" and found.calibration else found

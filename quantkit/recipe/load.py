@@ -124,7 +124,7 @@ def find_recipe(label: str) -> Recipe | None:
 
 
 def default_recipe() -> Recipe:
-    """What happens without a recipe: routed experts to INT4, group 32, mse; everything else as it is."""
+    """What happens without a recipe: routed experts to INT4, group 32, gptq; everything else as it is."""
     return Recipe(schema_version=1, name="default")
 
 

@@ -12,6 +12,7 @@ from ..scheme import DECODE_SCHEMES
 from ..units import parse_bytes
 
 CALIBRATED_METHODS = frozenset({"gptq", "awq", "gptq+awq"})  # the others look at the weights alone
+DATA_FREE_METHOD = "mse"  # the best of those, where nothing is to be calibrated
 FOLDING_METHODS = frozenset({"awq", "gptq+awq"})  # these move scales from up to down
 BUNDLED_TEXT = "bundled"
 
@@ -93,7 +94,7 @@ class DecodeSection(Closed):
     )
     group_size: GroupSize = Field(default=32, description="Input features that share one BF16 scale.")
     method: Method = Field(
-        default="mse",
+        default="gptq",
         description="gptq compensates the error with calibration data, awq moves scales from up to down by it, "
         "gptq+awq does both, mse searches the scale of each group, rtn takes absmax / 7.5.",
     )

@@ -12,7 +12,7 @@ from quantkit_evals import demo
 
 def test_demo_runs_and_runs_again(tmp_path, capfd):
     out = tmp_path / "demo-out"
-    options = ["--out", str(out), "--model", "tiny-qwen3", "--tokens", "512"]
+    options = ["--out", str(out), "--model", "tiny-qwen3", "--tokens", "512", "--samples", "16"]
     assert demo.main(options) == 0
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
     first = capfd.readouterr().out

@@ -428,7 +428,7 @@ def test_targets_that_cannot_be(run: Run, source: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     before = {path: path.read_bytes() for path in (*source.iterdir(), tmp_path / "file", tmp_path / "full/thesis")}
     for out, (code, says) in cases.items():
-        assert_one_error(run("convert", source, "-o", out, "--json"), code, (says,))
+        assert_one_error(run("convert", source, "-o", out, "--method", "rtn", "--json"), code, (says,))
     assert_one_error(run("convert", source, "-o", ""), 2, ("the path is empty",))
     assert_one_error(run("plan", source, "-o", source / "config.json"), 2, ("config.json", "no plan"))
     assert before == {path: path.read_bytes() for path in before}

@@ -11,6 +11,7 @@ import pytest
 import quantkit
 from quantkit import api, errors
 from tests.builders import write_moe
+from tests.quantkit.convert.cases import samples_of
 
 SURFACE = {
     "Artifact", "Checkpoint", "Plan", "Recipe", "convert", "diff", "errors", "inspect", "open", "plan", "verify",
@@ -56,9 +57,14 @@ def test_the_documented_way(tmp_path: Path) -> None:
 
 
 def test_a_source_is_enough(tmp_path: Path) -> None:
-    source = write_moe(tmp_path / "source", "qwen3_moe")
-    with quantkit.convert(source, tmp_path / "w4") as artifact:
+    source = write_moe(tmp_path / "source", "qwen3_moe")  # has no tokenizer; the default method needs samples
+    samples = samples_of(2, 20)
+    with quantkit.convert(source, tmp_path / "w4", calibration=samples) as artifact:
         assert artifact.manifest.source.family == "qwen3_moe"
+        assert artifact.manifest.calibration_sha256 == samples.digest
+    plan = quantkit.plan(source, method="rtn")
+    with quantkit.convert(plan, tmp_path / "rtn") as artifact:
+        assert artifact.manifest.calibration_sha256 is None
 
 
 def test_recipe_choice(tmp_path: Path) -> None:

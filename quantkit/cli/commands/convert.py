@@ -22,7 +22,9 @@ from ..planning import planned
         "larger groups, rounded to nearest, BF16 rest for engines without FP8 kernels",
         "quantkit convert tiny-glm --group-size 128 --method rtn --decode-rest bf16",
     ),
-    Example("a disk that cannot hold source and result together", "quantkit convert glm-5.2 --consume -j 4"),
+    Example(
+        "a disk that cannot hold source and result together", "quantkit convert glm-5.2 --consume --method mse"
+    ),
     Example("exactly what was planned", "quantkit convert --plan plan.json -o glm-5.2-w4"),
     Example("look first", "quantkit convert ./my-finetune --make-fp8 --dry-run"),
     short_help="Convert a checkpoint into a dual-precision artifact.",
@@ -44,7 +46,9 @@ from ..planning import planned
     help="Worker threads (default: one per core, at most 8).",
 )
 @click.option(
-    "--consume", is_flag=True, help="Delete each downloaded file of a Hub source once its output is safe."
+    "--consume",
+    is_flag=True,
+    help="Delete each downloaded file of a Hub source once its output is safe; not with gptq.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; the same as `quantkit plan`.")
 @output_options

@@ -245,5 +245,7 @@ def refuse(kind: type[QuantkitError], says: str, source: Path, **section: Any) -
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(EnvironmentProblem, match=r"pip install 'quantkit\[eval\]'"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"needs transformers.*pip install 'quantkit\[calibrate\]'.*--method mse"
+    ):
         make()

@@ -18,7 +18,8 @@ def test_ctrl_c_leaves_a_resumable_state(tmp_path: Path) -> None:
     source = write_moe(tmp_path / "source", "deepseek_v3", layers=8, experts=8)
     out, work = tmp_path / "w4", tmp_path / "w4.partial"
     # The torch twin is slow enough to be met in the middle of the work; the resumed run uses what is there.
-    command = [sys.executable, "-m", "quantkit", "convert", str(source), "-o", str(out), "-j", "1", "--json"]
+    convert = ("convert", source, "--method", "mse", "--json")
+    command = [sys.executable, "-m", "quantkit", *map(str, convert), "-o", str(out), "-j", "1"]
     child = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -37,9 +38,9 @@ def test_ctrl_c_leaves_a_resumable_state(tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert work.is_dir() and not out.exists()
 
-    resumed = process("convert", source, "-o", out, "--json")
+    resumed = process(*convert, "-o", out)
     assert resumed.code == 0, resumed.err
-    whole = process("convert", source, "-o", tmp_path / "undisturbed", "--json")
+    whole = process(*convert, "-o", tmp_path / "undisturbed")
     assert json.loads(resumed.out)["views"] == json.loads(whole.out)["views"]
     assert not work.exists()
 

@@ -1,4 +1,4 @@
-"""What the conversion tests share: a small plan, a run, and the digests of an artifact's core."""
+"""What the conversion tests share: a small plan, a run, calibration samples, the digests of an artifact's core."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quantkit.artifact import Artifact
+from quantkit.calibration.samples import CalibrationSet
 from quantkit.checkpoint import open_checkpoint
 from quantkit.convert import convert
 from quantkit.plan import Plan, build_plan
-from quantkit.recipe import default_recipe
+from tests.recipes import data_free_recipe
 
 ATTACHED = ("README.md", "attachments/", "journal.jsonl")
 
 
 def plan_of(source: Path | str, **options: Any) -> Plan:
     with open_checkpoint(source) as checkpoint:
-        return build_plan(checkpoint, default_recipe().with_options(**options))
+        return build_plan(checkpoint, data_free_recipe(**options))
 
 
 def run(
@@ -27,10 +30,16 @@ def run(
     """Plan and convert."""
     options.setdefault("method", "rtn")
     with open_checkpoint(source) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe().with_options(**options))
+        plan = build_plan(checkpoint, data_free_recipe(**options))
         return convert(
             plan, checkpoint, out, jobs=jobs, max_memory=max_memory, consume=consume, on_progress=on_progress
         )
+
+
+def samples_of(count: int, length: int, vocabulary: int = 64) -> CalibrationSet:
+    """Samples for models without a tokenizer."""
+    tokens = np.random.default_rng(count).integers(0, vocabulary, (count, length))
+    return CalibrationSet(tokens, f"{count:064x}", {})
 
 
 def core_digests(artifact: Path) -> dict[str, str]:

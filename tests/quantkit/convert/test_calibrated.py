@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from quantkit.artifact import Artifact, verify_artifact
@@ -26,7 +25,7 @@ from quantkit.plan import build_plan
 from quantkit.plan.memory import resident_bytes
 from quantkit.recipe import default_recipe
 from tests.builders import moe, write_checkpoint, write_moe
-from tests.quantkit.convert.cases import core_digests
+from tests.quantkit.convert.cases import core_digests, samples_of
 
 ROOT = Path(__file__).parents[3]
 SMALL: dict[str, Any] = {"samples": 8, "length": 64}
@@ -43,12 +42,6 @@ def run(
         return convert(
             plan, checkpoint, out, jobs=jobs, max_memory=max_memory, calibration=given, on_progress=on_progress
         )
-
-
-def samples_of(count: int, length: int, vocabulary: int = 64) -> CalibrationSet:
-    """Samples for models without a tokenizer."""
-    tokens = np.random.default_rng(count).integers(0, vocabulary, (count, length))
-    return CalibrationSet(tokens, f"{count:064x}", {})
 
 
 def calibrated(artifact: Path) -> list[TensorRecord]:

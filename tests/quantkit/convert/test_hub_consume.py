@@ -59,6 +59,7 @@ def test_few_shards_are_in_the_cache_at_any_time(
         ("tiny-glm", (), "is a bundled source"),
         ("LOCAL", (), "is a local source"),
         (NAME, ("--prefill", "reference"), "the only copy"),
+        (NAME, (), "a calibrated method reads the source's files until the end"),
     ],
 )
 def test_refused_where_nothing_may_be_deleted(

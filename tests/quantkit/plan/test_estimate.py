@@ -14,8 +14,8 @@ from quantkit.plan import Plan, build_plan, estimate
 from quantkit.plan.estimate import estimate_disk, estimate_time
 from quantkit.plan.fate import Op
 from quantkit.plan.probe import Rates, measure
-from quantkit.recipe import default_recipe, load_recipe
 from tests.builders import write_moe
+from tests.recipes import data_free_recipe
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def tiny() -> Any:
 
 
 def planned(checkpoint: Checkpoint, **options: Any) -> Plan:
-    return build_plan(checkpoint, load_recipe("tiny-glm").with_options(**options))
+    return build_plan(checkpoint, data_free_recipe("tiny-glm", **options))
 
 
 def as_hub(checkpoint: Checkpoint, *, here: bool) -> Any:
@@ -94,7 +94,7 @@ def test_a_download_needs_room_in_the_cache(
 
 def test_views_that_are_both_derived_place_nothing(tmp_path: Path) -> None:
     with open_checkpoint(write_moe(tmp_path / "bf16", "glm_moe_dsa", storage="bf16")) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe().with_options(make_fp8=True))
+        plan = build_plan(checkpoint, data_free_recipe(make_fp8=True))
         found = estimate_disk(plan, checkpoint, tmp_path)
         assert (found.placement, found.placement_bytes) == ("none", 0)
         assert found.needed_bytes == plan.disk.decode + plan.disk.prefill + plan.disk.other
@@ -141,7 +141,7 @@ def test_time_says_what_it_leaves_out(tiny: Checkpoint) -> None:
 
 def test_native_int4_counts_weights_and_not_words(tmp_path: Path) -> None:
     with open_checkpoint(write_moe(tmp_path / "k", "kimi_k25")) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe().with_options(make_fp8=True))
+        plan = build_plan(checkpoint, data_free_recipe(make_fp8=True))
         expected = sum(
             job.outputs[0].shape[0] * job.outputs[0].shape[1]
             for job in plan.jobs("prefill")

@@ -12,8 +12,8 @@ from quantkit.checkpoint import Checkpoint, open_checkpoint
 from quantkit.models.role import Role
 from quantkit.plan import Plan, build_plan
 from quantkit.plan.fate import Action, Op
-from quantkit.recipe import default_recipe
 from tests.builders import FAMILIES, write_moe
+from tests.recipes import data_free_recipe
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def check_accounting(plan: Plan, checkpoint: Checkpoint) -> None:
 def test_every_tensor_is_accounted_for(sources: dict, family: str, storage: str) -> None:
     with open_checkpoint(sources[family, storage]) as checkpoint:
         derived = storage == "bf16" or family == "kimi_k25"
-        plan = build_plan(checkpoint, default_recipe().with_options(make_fp8=derived))
+        plan = build_plan(checkpoint, data_free_recipe(make_fp8=derived))
         check_accounting(plan, checkpoint)
         assert plan.family == family and plan.warnings == checkpoint.warnings
         assert plan.prefill_origin == ("derived" if derived else "publisher")
@@ -75,9 +75,9 @@ def test_accounting_holds_for_any_options(sources: dict, data: st.DataObject) ->
         "make_fp8": storage == "bf16",
     }
     with open_checkpoint(sources[family, storage]) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe().with_options(**options))
+        plan = build_plan(checkpoint, data_free_recipe(**options))
         check_accounting(plan, checkpoint)
-        assert plan.plan_id == build_plan(checkpoint, default_recipe().with_options(**options)).plan_id
+        assert plan.plan_id == build_plan(checkpoint, data_free_recipe(**options)).plan_id
         for fate in plan.fates.values():
             if fate.decode is Action.QUANTIZE:
                 assert fate.role in (Role.ROUTED_EXPERT, Role.SHARED_EXPERT, Role.DENSE_MLP, Role.ATTENTION)
@@ -87,7 +87,7 @@ def test_accounting_holds_for_any_options(sources: dict, data: st.DataObject) ->
 
 def test_fp8_scales_are_renamed_in_the_decode_view_only(sources: dict) -> None:
     with open_checkpoint(sources["glm_moe_dsa", "published"]) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe())
+        plan = build_plan(checkpoint, data_free_recipe())
     name = "model.layers.0.self_attn.o_proj.weight_scale_inv"
     fate = plan.fates[name]
     assert (fate.decode, fate.decode_names) == (Action.RENAME, ("model.layers.0.self_attn.o_proj.weight_scale",))
@@ -96,7 +96,7 @@ def test_fp8_scales_are_renamed_in_the_decode_view_only(sources: dict) -> None:
 
 def test_bf16_source_derives_both_views_with_the_same_fp8_bytes(sources: dict) -> None:
     with open_checkpoint(sources["glm_moe_dsa", "bf16"]) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe().with_options(make_fp8=True))
+        plan = build_plan(checkpoint, data_free_recipe(make_fp8=True))
     name = "model.layers.0.self_attn.o_proj.weight"
     decode = next(j for j in plan.jobs("decode") if j.sources == (name,))
     prefill = next(j for j in plan.jobs("prefill") if j.sources == (name,))
@@ -120,7 +120,7 @@ def test_derived_fp8_is_the_publisher_s_selection(sources: dict, family: str) ->
     with open_checkpoint(sources[family, "published"]) as fp8:
         expected = {n: ("F32" if n.endswith("scale_inv") else t.dtype, t.shape) for n, t in fp8.tensors.items()}
     with open_checkpoint(sources[family, "bf16"]) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe().with_options(make_fp8=True))
+        plan = build_plan(checkpoint, data_free_recipe(make_fp8=True))
     made = {t.name: (t.dtype, t.shape) for job in plan.jobs("prefill") for t in job.outputs}
     assert made == expected
 
@@ -132,7 +132,7 @@ def test_compressed_tensors_accepts_the_config(sources: dict, family: str, optio
 
     storage = "bf16" if family == "kimi_k25" else "published"
     with open_checkpoint(sources[family, storage]) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe().with_options(make_fp8=storage == "bf16", **options))
+        plan = build_plan(checkpoint, data_free_recipe(make_fp8=storage == "bf16", **options))
     raw = plan.decode_config["quantization_config"]
     config = QuantizationConfig.model_validate({k: v for k, v in raw.items() if k != "version"})
     formats = [group.format for group in config.config_groups.values()]

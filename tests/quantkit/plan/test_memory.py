@@ -12,8 +12,8 @@ from quantkit.checkpoint import open_checkpoint
 from quantkit.errors import EnvironmentProblem, UsageError
 from quantkit.plan import build_plan, memory
 from quantkit.plan.memory import DEFAULT_TILE, SMALLEST_TILE, choose_budget, widest_row_block, worker_bytes
-from quantkit.recipe import default_recipe
 from tests.builders import write_moe
+from tests.recipes import data_free_recipe
 
 MIB = 1 << 20
 
@@ -78,12 +78,12 @@ def test_default_workers() -> None:
 
 def test_widest_block(tmp_path: Path) -> None:
     with open_checkpoint(write_moe(tmp_path / "fp8", "glm_moe_dsa")) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe())
+        plan = build_plan(checkpoint, data_free_recipe())
         weights = {w.weight.name: w for w in checkpoint.weights().values()}
         jobs = [job for shard in plan.shards for job in shard.jobs]
         assert widest_row_block(jobs, weights) == 256  # one row of gate or up: hidden size, a byte each
     with open_checkpoint(write_moe(tmp_path / "bf16", "glm_moe_dsa", storage="bf16")) as checkpoint:
-        plan = build_plan(checkpoint, default_recipe().with_options(make_fp8=True))
+        plan = build_plan(checkpoint, data_free_recipe(make_fp8=True))
         weights = {w.weight.name: w for w in checkpoint.weights().values()}
         jobs = [job for shard in plan.shards for job in shard.jobs]
         assert widest_row_block(jobs, weights) == 128 * 2 * 256  # 128 rows of BF16

@@ -9,13 +9,13 @@ import numpy as np
 
 from quantkit.checkpoint import open_checkpoint
 from quantkit.plan import build_plan
-from quantkit.recipe import default_recipe
 from tests.builders import write_moe
+from tests.recipes import data_free_recipe
 
 
 def warnings_of(folder: Path) -> str:
     with open_checkpoint(folder) as checkpoint:
-        return "\n".join(build_plan(checkpoint, default_recipe()).warnings)
+        return "\n".join(build_plan(checkpoint, data_free_recipe()).warnings)
 
 
 def test_an_unknown_method_is_named(tmp_path: Path) -> None:

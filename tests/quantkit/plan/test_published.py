@@ -69,7 +69,7 @@ def test_fp8_source(name: str) -> None:
     if name == "glm-4.7-fp8":
         check_channel_group(plan)
     if name == "glm-5.2-fp8":
-        recipe = load_recipe("glm-5.2").with_options(group_size=128, mtp="quantize")
+        recipe = load_recipe("glm-5.2").with_options(method="mse", group_size=128, mtp="quantize")
         with_mtp = build_plan(checkpoint, recipe)  # type: ignore[arg-type]
         assert without_shapes(with_mtp) == published(name, 128, "all_routed_experts_int4")
 

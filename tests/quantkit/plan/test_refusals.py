@@ -11,13 +11,14 @@ import pytest
 from quantkit.checkpoint import open_checkpoint
 from quantkit.errors import QuantkitError, RecipeError, SourceError, UnsupportedError
 from quantkit.plan import Plan, build_plan
-from quantkit.recipe import default_recipe, load_recipe
+from quantkit.recipe import load_recipe
 from tests.builders import bf16, f32, moe, write_checkpoint, write_moe
+from tests.recipes import data_free_recipe
 
 
 def plan_of(path: Path, **options: Any) -> Plan:
     with open_checkpoint(path) as checkpoint:
-        return build_plan(checkpoint, default_recipe().with_options(**options))
+        return build_plan(checkpoint, data_free_recipe(**options))
 
 
 def refusal(kind: type[QuantkitError], path: Path, **options: Any) -> str:
@@ -139,7 +140,13 @@ def test_make_fp8_of_an_fp8_source(glm: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"group_size": 64}, {"linears": "all"}, {"layers": "1"}, {"keep": ("x",)}, {"method": "gptq"}],
+    [
+        {"group_size": 64},
+        {"linears": "all"},
+        {"layers": "1"},
+        {"keep": ("x",)},
+        {"calibration": "x.txt", "method": "gptq"},
+    ],
     ids=str,
 )
 def test_options_that_native_int4_cannot_honour(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from quantkit.recipe import default_recipe, load_recipe
 from quantkit.units import GIB
 from tests.builders import write_moe
 from tests.facts import facts, tensors
+from tests.recipes import data_free_recipe
 
 RATES = Rates(1e8, 1e9, 1e9, "cpu")
 
@@ -82,7 +83,10 @@ def test_glm_52_at_full_size() -> None:
 
 
 def test_wider_sets_of_linears_raise_the_bound(tiny: Checkpoint) -> None:
-    reads = {x: summary_of(tiny, options={"linears": x})["decode_reads"] for x in ("routed", "all-mlp", "all")}
+    reads = {
+        x: summary_of(tiny, options={"method": "mse", "linears": x})["decode_reads"]
+        for x in ("routed", "all-mlp", "all")
+    }
     fp8 = reads["routed"]["fp8_bytes"]
     matrices = 3 * 128 * 256
     saved = [5 * 4 * matrices, 5 * matrices + 3 * 512 * 256]  # 4 of 16 experts; one shared expert, one dense layer
@@ -170,7 +174,7 @@ def test_a_config_without_numbers_leaves_sections_out(tmp_path: Path) -> None:
     del config["hidden_size"]
     (folder / "config.json").write_text(json.dumps(config))
     with open_checkpoint(folder) as checkpoint:
-        found = summarise(build_plan(checkpoint, default_recipe()), checkpoint, rates=RATES, gpu="h200")
+        found = summarise(build_plan(checkpoint, data_free_recipe()), checkpoint, rates=RATES, gpu="h200")
     assert set(found["unknown"]) == {"decode_reads", "kv_cache", "capacity", "engines"}
     assert "hidden_size" in found["unknown"]["kv_cache"]
     assert found["kv_cache"] is found["engines"] is None
@@ -187,7 +191,7 @@ def test_what_calibration_reads_and_keeps(tiny: Checkpoint, tmp_path: Path) -> N
     shown = [block for block in show_plan.plan(found) if isinstance(block, str)]
     assert any("10 samples of 64 tokens, a.txt, 160 tokens per expert" in line for line in shown)
     assert any("without calibration" in line for line in shown)
-    free = summary_of(tiny)
+    free = summary_of(tiny, options={"method": "mse"})
     assert "calibration" not in free and "calibration" not in free["recipe"]
     assert "calibration" not in free["time"]["excludes"]
     folder = write_moe(tmp_path / "m", "qwen3_moe")

@@ -15,6 +15,7 @@ from quantkit.recipe.load import parse_recipe, render_json_schema
 from quantkit.recipe.recipe import OPTIONS
 from quantkit.recipe.sections import CalibrationSection, parse_layers
 from quantkit.recipe.validate import validate
+from tests.recipes import data_free_recipe
 
 PUBLISHED = {
     "glm-5.2": "zai-org/GLM-5.2-FP8", "glm-5.1": "zai-org/GLM-5.1-FP8", "glm-4.7": "zai-org/GLM-4.7-FP8",
@@ -31,7 +32,10 @@ def test_bundled_recipes_are_the_published_checkpoints() -> None:
     for name in recipe_names():
         recipe = load_recipe(name)
         assert recipe.name == name and recipe.description
-        assert recipe.prefill.make_fp8 == (name == "kimi-k2.6")
+        is_native_int4 = name == "kimi-k2.6"  # with nothing to quantize, and so nothing to calibrate
+        assert recipe.prefill.make_fp8 == is_native_int4
+        assert recipe.decode.method == ("mse" if is_native_int4 else "gptq")
+        assert recipe.calibration == (None if is_native_int4 else CalibrationSection())
 
 
 @pytest.mark.parametrize("label", ["zai-org/GLM-5.2-FP8", "ZAI-ORG/glm-5.2-fp8", "glm-5.2"])
@@ -61,8 +65,9 @@ def test_schema_is_closed_everywhere() -> None:
 
 def test_defaults() -> None:
     decode = default_recipe().decode
-    assert (decode.scheme, decode.group_size, decode.method, decode.linears) == ("int4", 32, "mse", "routed")
+    assert (decode.scheme, decode.group_size, decode.method, decode.linears) == ("int4", 32, "gptq", "routed")
     assert (decode.rest, decode.mtp, decode.layers, decode.quantize, decode.keep) == ("fp8", "keep", None, (), ())
+    assert default_recipe().calibration == CalibrationSection()
 
 
 def test_recipes_are_frozen() -> None:
@@ -75,7 +80,7 @@ def test_with_options_makes_a_new_recipe_and_none_changes_nothing() -> None:
     new = base.with_options(
         group_size=128, layers="3-5,9", place="copy", make_fp8=True, max_shard_size="1GiB", method=None
     )
-    assert (new.decode.group_size, new.decode.layers, new.decode.method) == (128, (3, 4, 5, 9), "mse")
+    assert (new.decode.group_size, new.decode.layers, new.decode.method) == (128, (3, 4, 5, 9), "gptq")
     assert (new.prefill.place, new.prefill.make_fp8, new.output.max_shard_bytes) == ("copy", True, 1 << 30)
     assert base == default_recipe()
     assert new.with_options() == new
@@ -170,7 +175,7 @@ def test_a_calibrated_method_has_a_calibration_section() -> None:
 
 
 def test_data_free_recipes_know_nothing_of_calibration() -> None:
-    base = default_recipe()
+    base = data_free_recipe()
     assert base.calibration is None
     assert "calibration" not in base.content() and "calibration" not in base.model_dump(mode="json")
     # The digests of data-free recipes are those from before there was calibration.
@@ -179,21 +184,21 @@ def test_data_free_recipes_know_nothing_of_calibration() -> None:
 
 
 def test_a_data_free_method_replaces_a_calibrated_one_with_its_section() -> None:
-    assert calibrated(samples=7).with_options(method="mse") == default_recipe().with_options(method="mse")
+    assert calibrated(samples=7).with_options(method="mse") == data_free_recipe()
 
 
 @pytest.mark.parametrize("options", [{"samples": 7}, {"calibration": "bundled"}, {"method": "rtn", "seed": 0}])
 def test_calibration_with_a_data_free_method_is_refused(options: dict) -> None:
     with pytest.raises(RecipeError, match=r"calibration: the method (mse|rtn) uses no calibration data.*gptq"):
-        default_recipe().with_options(**options)
+        data_free_recipe(**options)
     with pytest.raises(RecipeError, match="uses no calibration data"):
         calibrated().with_options(**{"method": "mse", **options})
 
 
 def test_calibration_in_a_file_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("schema_version: 1\nname: mine\ncalibration:\n  samples: 3\n")
-    with pytest.raises(RecipeError, match=r"line 3: calibration: the method mse uses no calibration data"):
+    path.write_text("schema_version: 1\nname: mine\ndecode: {method: mse}\ncalibration:\n  samples: 3\n")
+    with pytest.raises(RecipeError, match=r"line 4: calibration: the method mse uses no calibration data"):
         load_recipe(path)
     path.write_text(
         "schema_version: 1\nname: mine\ndecode: {method: gptq}\ncalibration:\n  sample: 3\n  percdamp: 0\n"
@@ -219,7 +224,8 @@ def test_unknown_name_lists_and_suggests() -> None:
 
 
 def test_an_override_alone_may_ask_for_calibration() -> None:
-    data = {"schema_version": 1, "name": "x", "overrides": [{"pattern": r"layers\.3\.", "method": "gptq"}]}
+    data = {"schema_version": 1, "name": "x", "decode": {"method": "mse"}}
+    data |= {"overrides": [{"pattern": r"layers\.3\.", "method": "gptq"}]}
     assert validate(data, where="x").calibration == CalibrationSection()
     with pytest.raises(RecipeError, match="uses no calibration data"):
         validate({**data, "overrides": [], "calibration": {"samples": 3}}, where="x")
