@@ -174,6 +174,7 @@ def convert(
         SourceError: the source is damaged or not the one that was planned; to be calibrated, and without a
             tokenizer or of a kind that transformers does not know.
         EnvironmentProblem: disk full, no permission, not enough memory, or no transformers to calibrate with.
+        GateFailed: a weight is over the recipe's quality budget.
         KeyboardInterrupt: passed on; what is written so far can be resumed by the same call.
     """
     from .convert import convert as run
@@ -198,6 +199,7 @@ def describe_result(artifact: Artifact) -> dict[str, Any]:
         "pair_id": manifest.pair_id,
         "source": manifest.source.model_dump(mode="json", exclude={"files"}),
         "views": {name: view.model_dump(mode="json") for name, view in manifest.views.items()},
+        "plan_amendments": [amendment.to_json() for amendment in manifest.plan_amendments],
     }
 
 

@@ -9,7 +9,7 @@
     │   └── UnsupportedError  3   well-formed, but not something quantkit handles
     ├── ArtifactError         3   not an artifact, or one that cannot be used
     ├── EnvironmentProblem    4   disk, memory, device, network, missing extra
-    ├── GateFailed            1   a check that was asked for did not hold (verify, evaluation gates)
+    ├── GateFailed            1   a check that was asked for did not hold (verify, evaluation, quality budget)
     └── Interrupted         130   stopped by the user; resumable
 
 Every error says what is wrong and where, which value was seen, what is accepted and what to do. The parts

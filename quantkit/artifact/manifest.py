@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import ArtifactError
+from .amendment import Amendment
 from .canonical import digest_json, parse_json, readable_json
 from .layout import FORMAT_VERSION, JOURNAL, MANIFEST, NUMERICS_VERSION, VIEWS
 
@@ -81,7 +82,7 @@ class Manifest(_Closed):
     views: dict[Literal["prefill", "decode"], ViewEntry]
     counts: dict[str, dict[str, int]]
     files: dict[str, FileEntry]
-    plan_amendments: tuple[dict[str, Any], ...]
+    plan_amendments: tuple[Amendment, ...]
 
     def render(self) -> bytes:
         """The file's bytes; deterministic."""

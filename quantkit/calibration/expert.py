@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .experts import Inputs, Routed
 from .gptq import Calibrated, GptqSettings, gptq
 from .hessian import Hessian
+from .retry import Over, retried
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +87,7 @@ class Expert:
 
 def calibrate_expert(
     weights: Weights, chosen: Collection[str], routed: Routed, inputs: Inputs, gating: Gating, where: str,
-    settings: ExpertSettings,
+    settings: ExpertSettings, over: Over | None = None,
 ) -> tuple[dict[str, Calibrated], Tensor]:  # fmt: skip
     """Quantize the ``chosen`` projections of an expert by its tokens.
 
@@ -94,6 +96,7 @@ def calibrate_expert(
         routed: its tokens.
         inputs: all tokens of the layer, for the average.
         where: name of the expert, for errors.
+        over: how far a result is over its limit; then it is tried again (``retry.py``).
 
     Returns:
         Results by projection, and the weighted outputs ``[n, H]`` that go on.
@@ -115,6 +118,9 @@ def calibrate_expert(
         hessian = _hessian(columns, at, seen, learned, average, settings)
         results = gptq([weights[p] for p in projections], hessian, settings.gptq)
         for projection, result in zip(projections, results, strict=True):
+            if over is not None:
+                limit = partial(over, projection)
+                result = retried(result, weights[projection], hessian, settings.gptq, limit)
             found[projection], replaced[projection] = replace(result, tokens=tokens), _back(result, columns)
 
     if entry:
@@ -131,13 +137,14 @@ def facts(result: Calibrated, settings: ExpertSettings) -> dict[str, Any]:
 
     ``tokens`` routed to the expert, ``shrunk`` if these were too few, ``form`` of the Hessian, ``percdamp`` used
     and the ``attempts`` it took, rows that took a floor's codes, and ``error_to_rtn``, squared error of the output
-    over the tokens relative to rounding to nearest (None when that has none).
+    over the tokens relative to rounding to nearest (None when that has none). ``retry`` only where one was taken.
     """
     rtn = result.floor_errors.get("rtn", 0.0)
     return {
         "tokens": result.tokens, "shrunk": settings.is_starved(result.tokens), "form": result.form,
         "percdamp": result.percdamp, "attempts": result.attempts, "rows_from_floor": result.rows_from_floor,
         "error_to_rtn": result.hessian_error / rtn if rtn > 0 else None,
+        **({} if result.retry is None else {"retry": result.retry}),
     }  # fmt: skip
 
 

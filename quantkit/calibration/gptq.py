@@ -88,7 +88,8 @@ class Calibrated:
         percdamp: dampening used, as a share of the mean diagonal.
         attempts: 1, or more if dampening had to be raised.
         form: how the Hessian was used: ``dense`` or ``low-rank`` (GPTQ), ``diagonal`` (AWQ), ``none`` if there
-            were no inputs or all were zero (then GPTQ is plain rounding).
+            were no inputs or all were zero (then GPTQ is plain rounding), ``unused`` for a retry by ``mse``.
+        retry: the try that gave it under the quality budget (``retry.py``); None: the first.
     """
 
     weight: Int4Weight
@@ -99,6 +100,7 @@ class Calibrated:
     percdamp: float
     attempts: int
     form: str
+    retry: str | None = None
 
 
 def gptq(

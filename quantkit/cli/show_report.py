@@ -21,6 +21,13 @@ def conversion(path: str, found: Mapping[str, Any]) -> Iterator[Block]:
     yield f"source     {found['source'] or '(a local checkpoint)'}, {found['family']}"
     yield f"pair       {found['pair_id']}"
     yield f"method     {decode['method']}, group size {decode['group_size']}"
+    for kept in found.get("amendments", ()):
+        worst = kept["worst"]
+        yield (
+            f"kept       layer {kept['layer']} by the quality budget: {kept['over_limit']:,} of "
+            f"{kept['weights']:,} weights over the limit, at most {worst['relative_error']:.3%} "
+            f"where {worst['limit']:.3%} is allowed"
+        )
     errors, layers = found["errors"].get("decode"), found.get("calibration", {})
     if errors is None:
         yield "No weight of the decode view was rounded."

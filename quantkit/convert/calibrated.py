@@ -13,6 +13,7 @@ the machine: torch chooses its matrix products by the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..artifact.dequantize import RowReader
@@ -31,20 +32,27 @@ from ..models.role import Role
 from ..plan.memory import resident_bytes
 from .calibrated_jobs import CalibratedJobs
 from .calibration_state import FOLDER, Arrays, load_state, save_state
+from .ops import relative_error
 from .progress import Ticker
 from .shards import ShardState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from quantkit_kernels import Int4Weight
+
+    from ..calibration.retry import Over
     from ..calibration.samples import CalibrationSet
     from ..checkpoint import Checkpoint
     from ..plan import Plan
     from .target import Target
+
+
+Settle = Callable[[int], bool]
 
 
 class Calibration:
@@ -65,6 +73,8 @@ class Calibration:
         self.samples = samples
         self._checkpoint, self._target = checkpoint, target
         self.settings = settings_of(plan)
+        budget = plan.recipe.budget
+        self.limits = plan.limits if budget is not None and budget.retries else {}
         self._classifier = find_family(checkpoint.config, checkpoint.tensors, override=plan.recipe.family)
         self.experts = routed_experts(checkpoint, self._classifier)
         self._budget = choose_workers(workers, max_memory, _resident(max_memory), self._shape())
@@ -74,8 +84,12 @@ class Calibration:
         width = text_config(self._checkpoint.config).get("hidden_size", 0)
         return 5 * 4 * self.samples.token_ids.size * width if isinstance(width, int) else 0
 
-    def run(self, states: Sequence[ShardState], ticker: Ticker) -> None:
+    def run(self, states: Sequence[ShardState], ticker: Ticker, settle: Settle) -> None:
         """Do what is left.
+
+        Args:
+            settle: judges a layer when its experts are done; True: the plan was amended, and nothing of the layer
+                is quantized.
 
         Raises:
             SourceError: activations that are not finite, weights that are missing; the layer and expert are named.
@@ -97,7 +111,7 @@ class Calibration:
                 stream.embed()
             while stream.position <= left[-1]:
                 layer = stream.position
-                stream.forward(_Layer(self, layer, skeleton, jobs, ticker))
+                stream.forward(_Layer(self, layer, skeleton, jobs, ticker, settle))
                 self._target.journal.append(save_state(stream, folder))
         finally:
             workers.close()
@@ -136,9 +150,11 @@ class _Layer:
     """The experts of one layer: calibrated where there is a job for it (``stream.LayerWork``)."""
 
     def __init__(
-        self, calibration: Calibration, layer: int, skeleton: Skeleton, jobs: CalibratedJobs, ticker: Ticker
-    ) -> None:
+        self, calibration: Calibration, layer: int, skeleton: Skeleton, jobs: CalibratedJobs, ticker: Ticker,
+        settle: Settle,
+    ) -> None:  # fmt: skip
         self._of, self._layer, self._jobs, self._ticker = calibration, layer, jobs, ticker
+        self._settle = settle
         self._experts = skeleton.experts(layer)
 
     def expert(self, expert: int, routed: Routed, inputs: Inputs) -> Tensor:
@@ -154,14 +170,33 @@ class _Layer:
             }, self._gating))  # fmt: skip
         weights = {p: self._of.read(weight, 0, weight.shape[0]) for p, weight in stored.items()}
         where = stored[next(iter(chosen))].module.rpartition(".")[0]
-        found, outputs = calibrate_expert(weights, chosen, routed, inputs, self._gating, where, settings)
+        found, outputs = calibrate_expert(
+            weights, chosen, routed, inputs, self._gating, where, settings, self._over(chosen)
+        )  # fmt: skip
         for projection, result in found.items():
             self._jobs.write(stored[projection], result, facts(result, settings))
         self._jobs.flush(chosen.values())
         return outputs
 
+    def _over(self, chosen: Mapping[str, StoredWeight]) -> Over | None:
+        """How far results are over the quality budget, where the recipe asks for retries."""
+        limits = {p: limit for p, weight in chosen.items() if (limit := self._of.limits.get(weight.weight.name))}
+        if not limits:
+            return None
+
+        def over(projection: str, result: Int4Weight) -> float:
+            if projection not in limits:
+                return 0.0
+            return relative_error(chosen[projection], result) - limits[projection]
+
+        return over
+
     def settled(self) -> bool:
-        return True
+        """Not if the layer is amended: its experts are run again, with the source's weights."""
+        amended = self._settle(self._layer)
+        if amended:
+            self._jobs.drop(self._layer)
+        return not amended
 
     def _gating(self, gate_up: Tensor) -> Tensor:
         found: Tensor = self._experts._apply_gate(gate_up)

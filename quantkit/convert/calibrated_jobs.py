@@ -50,6 +50,10 @@ class CalibratedJobs:
         state, index = self._jobs[weight.weight.name]
         return index in state.results
 
+    def drop(self, layer: int) -> None:
+        """Nothing of this layer is quantized any more."""
+        self._jobs = {name: found for name, found in self._jobs.items() if found[0].shard.layer != layer}
+
     def layers_left(self) -> list[int]:
         """Layers with a job that is not done, sorted."""
         left = {state.shard.layer for state, index in self._jobs.values() if index not in state.results}

@@ -17,12 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..artifact.journal import Entry
+from ..artifact.durable import disk_errors
+from ..artifact.layout import PREFILL, UNFINISHED_SUFFIX
 from ..plan.fate import Shard
 from .calibrated import Calibration
 from .calibrated_jobs import is_calibrated
-from .ops import JobContext, run_job
+from .ops import JobContext, JobResult
 from .progress import OnProgress, Stopped, Ticker
+from .quality import QualityBudget, without_amended
 from .shards import ShardState
 from .sources import SourceFiles
 
@@ -57,19 +59,20 @@ class Executor:
 
     Attributes:
         sources: the publisher's files and their digests.
+        quality: holds layers back until they are judged, and amends the plan.
         states: all shards of both views and their results, in the plan's order.
         calibration: does the jobs of calibrated methods, after all others; None where there are none.
     """
 
     def __init__(
         self, shards: Sequence[Shard], checkpoint: Checkpoint, target: Target, sources: SourceFiles,
-        budget: Budget, calibration: Calibration | None = None,
+        budget: Budget, quality: QualityBudget, calibration: Calibration | None = None,
     ) -> None:  # fmt: skip
         self.checkpoint, self.target, self.sources, self._budget = checkpoint, target, sources, budget
-        self.calibration = calibration
-        self.states = [
-            ShardState(shard, target.work, target.journal, sources.jobs_durable) for shard in shards
-        ]  # fmt: skip
+        self.quality, self.calibration = quality, calibration
+        self.states = [self._state(shard) for shard in shards]
+        self._ticker = Ticker(0, None)
+        self._crew: _Crew | None = None
         self._by_tensor = {weight.weight.name: weight for weight in checkpoint.weights().values()}
         self._rank = {file: rank for rank, file in enumerate(checkpoint.files)}
         self._downloads = 0
@@ -78,15 +81,16 @@ class Executor:
         """Take over what the journal says is done."""
         entries = self.target.journal.entries
         self.sources.restore(entry for entry in entries if entry["kind"] == "source")
-        by_shard: dict[str, list[Entry]] = {}
-        for entry in entries:
-            if entry["kind"] in ("jobs", "shard"):
-                by_shard.setdefault(entry["shard"], []).append(entry)
+        by_shard, removed = without_amended(entries)
+        for name in removed - {state.name for state in self.states}:
+            path = self.target.work / f"{name}{UNFINISHED_SUFFIX}"
+            with disk_errors(path):
+                path.unlink(missing_ok=True)
         begun = [state for state in self.states if state.name in by_shard or state.path.exists()]
         with ThreadPoolExecutor(self._budget.workers) as pool:  # unfinished files are hashed again
             list(pool.map(lambda state: state.restore(by_shard.get(state.name, ())), begun))
         for state in begun:
-            self.sources.jobs_durable(state.shard.jobs[i] for i in state.results)
+            state.restored()
         self._downloads = self.sources.ready()
 
     def run(self, on_progress: OnProgress | None) -> None:
@@ -96,18 +100,22 @@ class Executor:
             KeyboardInterrupt: passed on; what is done is journalled.
             QuantkitError: the first problem of any thread; the others stop at their next tile.
         """
-        units = deque(self.units())
-        work = self._total_bytes()
-        ticker = Ticker(work + self._downloads, on_progress)
-        left = sum(self._cost(unit) for unit in units) + self._calibrated_bytes_left()
-        ticker.add("weights", "resumed", work - left)
-        crew = _Crew(units, lambda unit: self._do(unit, ticker), ticker)
         try:
-            crew.run(self._budget.workers)
+            for layer in self.quality.open_layers():
+                if self.quality.is_known(layer, self._results(layer)):
+                    self.settle(layer)
+            units = self.units()
+            work = self._total_bytes()
+            self._ticker = ticker = Ticker(work + self._downloads, on_progress)
+            left = sum(self._cost(unit) for unit in units) + self._calibrated_bytes_left()
+            ticker.add("weights", "resumed", work - left)
+            self._work(units)
             if self.calibration is not None:
-                self.calibration.run(self.states, ticker)
+                self.calibration.run(self.states, ticker, self.settle)
+                self._work(self.units())  # layers that were planned anew meanwhile
         except KeyboardInterrupt:
-            crew.stop()
+            if self._crew is not None:
+                self._crew.stop()
             self._flush_all()
             raise
         except BaseException:
@@ -118,6 +126,64 @@ class Executor:
         finally:
             for state in self.states:
                 state.close()
+
+    def settle(self, layer: int) -> bool:
+        """Judge a layer whose limited weights are all done and on which no thread is at work.
+
+        Any thread; what was judged is not judged again, and a layer without limits never.
+
+        Returns:
+            Whether the layer is planned anew.
+
+        Raises:
+            GateFailed: a weight is over its limit, and the recipe keeps no layer or no layer is left.
+        """
+        if not self.quality.claim(layer):
+            return False
+        states = self._files_of(layer)
+        for state in states:
+            if state.digest is None:
+                state.flush()  # a run after this one must come to the same verdict without computing
+        amendment = self.quality.judge(layer, self._results(layer))
+        if amendment is None:
+            for state in states:
+                state.release()
+        else:
+            self._replace(states, self.quality.amend(amendment, [state.name for state in states]))
+        return amendment is not None
+
+    def _replace(self, before: list[ShardState], shards: Iterable[Shard]) -> None:
+        after = [self._state(shard) for shard in shards]
+        self.sources.replace_jobs(
+            (job for state in before for job in state.shard.jobs), (job for s in after for job in s.shard.jobs)
+        )
+        for state in before:
+            state.remove()
+        place = self.states.index(before[0])
+        rest = [state for state in self.states if state not in before]
+        self.states = [*rest[:place], *after, *rest[place:]]
+        units = [unit for state in after for unit in self._units_of(state)]
+        self._ticker.grow(sum(self._cost(unit) for unit in units))
+        if self._crew is not None:
+            self._crew.add(units)
+
+    def _state(self, shard: Shard) -> ShardState:
+        return ShardState(
+            shard, self.target.work, self.target.journal, self.sources.jobs_durable,
+            held=self.quality.holds(shard),
+        )  # fmt: skip
+
+    def _files_of(self, layer: int) -> list[ShardState]:
+        """The files that an amendment of a layer replaces."""
+        return [s for s in self.states if s.shard.layer == layer and s.shard.view != PREFILL]
+
+    def _results(self, layer: int) -> dict[str, JobResult]:
+        """By first source tensor."""
+        return {
+            state.shard.jobs[index].sources[0]: result
+            for state in self._files_of(layer)
+            for index, result in state.results.items()
+        }
 
     def _flush_all(self) -> None:
         for state in self.states:
@@ -130,17 +196,21 @@ class Executor:
             (rank, -1, PlaceUnit(file)) for file, rank in self._rank.items() if file not in self.sources.placed
         ]
         for number, state in enumerate(self.states):
-            if state.digest is not None:
-                continue
             files = {file for job in state.shard.jobs for file in self.sources.files_of(job)}
             rank = max((self._rank[file] for file in files), default=0)
-            left = [i for i in range(len(state.shard.jobs)) if i not in state.results]
-            if left and all(is_calibrated(state.shard.jobs[i]) for i in left):
-                continue
-            left = [i for i in left if not is_calibrated(state.shard.jobs[i])]
-            keyed += [(rank, number, JobsUnit(state, batch)) for batch in self._batches(state.shard, left)]
+            keyed += [(rank, number, unit) for unit in self._units_of(state)]
         keyed.sort(key=lambda item: item[:2])
         return [unit for _, _, unit in keyed]
+
+    def _units_of(self, state: ShardState) -> list[JobsUnit]:
+        """What is left of a file but for calibrated jobs; one of no jobs only finishes it."""
+        if state.digest is not None or (state.is_complete and state.is_held):
+            return []
+        left = [i for i in range(len(state.shard.jobs)) if i not in state.results]
+        if left and all(is_calibrated(state.shard.jobs[i]) for i in left):
+            return []
+        left = [i for i in left if not is_calibrated(state.shard.jobs[i])]
+        return [JobsUnit(state, batch) for batch in self._batches(state.shard, left)]
 
     def _batches(self, shard: Shard, left: Iterable[int]) -> list[tuple[int, ...]]:
         batches: list[tuple[int, ...]] = []
@@ -177,7 +247,14 @@ class Executor:
         jobs = sum(self._job_bytes(s.shard, i) for s in self.states for i in range(len(s.shard.jobs)))
         return files + jobs
 
-    def _do(self, unit: Unit, ticker: Ticker) -> None:
+    def _work(self, units: list[Unit]) -> None:
+        """Do units, and those of layers that are planned anew meanwhile."""
+        self._crew = _Crew(deque(units), self._do, self._ticker)
+        self._crew.run(self._budget.workers)
+        self._crew = None
+
+    def _do(self, unit: Unit) -> None:
+        ticker = self._ticker
         ticker.check()
         if isinstance(unit, PlaceUnit):
             self.sources.place(unit.file, ticker)
@@ -191,9 +268,12 @@ class Executor:
         context = self._context(state, ticker)
         writer = state.writer()
         for index in unit.jobs:
-            state.done(index, run_job(state.shard.jobs[index], context, writer))
+            state.done(index, self.quality.run(state.shard.jobs[index], context, writer))
         if state.digest is None:
             writer.hurry()
+        layer = state.shard.layer
+        if state.is_held and layer is not None and all(s.is_complete for s in self._files_of(layer)):
+            self.settle(layer)
 
     def _context(self, state: ShardState, ticker: Ticker) -> JobContext:
         return JobContext(
@@ -223,6 +303,11 @@ class _Crew:
                 thread.join(0.5)  # short waits: a signal must reach the main thread
         if self._problem is not None:
             raise self._problem
+
+    def add(self, units: Iterable[Unit]) -> None:
+        """More to do, by the thread that says so at least; sooner than the rest, while the source is warm."""
+        with self._lock:
+            self._units.extendleft(units)
 
     def stop(self) -> None:
         """Stop at the next tile and wait for it."""

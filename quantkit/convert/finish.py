@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..artifact.amendment import Amendment
 from ..artifact.canonical import readable_json, sha256_hex, tensor_root
 from ..artifact.durable import disk_errors, fsync_dir, write_file
 from ..artifact.layout import (
@@ -38,7 +39,6 @@ from .target import tool_version
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
-    from ..plan import Plan
     from ..plan.fate import Fate
 
 ENGINE = "quantkit"
@@ -54,8 +54,8 @@ class Finisher:
         executor: all its shards and sources are done.
     """
 
-    def __init__(self, plan: Plan, executor: Executor) -> None:
-        self.plan, self.executor = plan, executor
+    def __init__(self, executor: Executor) -> None:
+        self.plan, self.executor = executor.quality.plan, executor
         self.checkpoint: Checkpoint = executor.checkpoint
         self.work = executor.target.work
         self._source_sha = executor.sources.tensor_digests()
@@ -82,10 +82,13 @@ class Finisher:
             tool={"name": "quantkit", "version": tool_version()}, pair_id=pair, source=self._source(source_root),
             recipe=self.plan.recipe.content(), engine=ENGINE,
             calibration_sha256=self._calibration_sha256(), views=views, counts=counts,
-            files=dict(sorted(self._files.items())), plan_amendments=(),
+            files=dict(sorted(self._files.items())), plan_amendments=self._amendments(),
         )  # fmt: skip
         write_file(self.work / MANIFEST, manifest.render())
         return manifest
+
+    def _amendments(self) -> tuple[Amendment, ...]:
+        return tuple(found for _, found in sorted(self.executor.quality.amendments.items()))
 
     def _calibration_sha256(self) -> str | None:
         calibration = self.executor.calibration
@@ -236,7 +239,7 @@ class Finisher:
         if name != job.sources[0]:
             return Outcome(action.value, outputs)
         return Outcome(
-            action.value, outputs, method=job.method, group_size=job.group_size,
+            action.value, outputs, method=result.method or job.method, group_size=job.group_size,
             relative_error=result.relative_error, calibration=result.calibration,
         )  # fmt: skip
 

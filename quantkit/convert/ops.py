@@ -29,11 +29,22 @@ OnBytes = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """sha256 of every output of a job, its relative error where something was rounded, how it was calibrated."""
+    """sha256 of every output of a job, its relative error where something was rounded, how it was calibrated.
+
+    ``method`` is the one that made it where that is not the job's (a retry under the quality budget).
+    """
 
     outputs: dict[str, str]
     relative_error: float | None = None
     calibration: dict[str, Any] | None = None
+    method: str | None = None
+
+    def to_line(self) -> list[Any]:
+        """For the journal; ``JobResult(*line)`` takes it back."""
+        line = [self.outputs, self.relative_error, self.calibration, self.method]
+        while line[-1] is None and len(line) > 2:
+            line.pop()
+        return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +128,19 @@ def write_int4(
     _by_suffix(sinks, "weight_packed").write(_bytes(result.packed))
     _by_suffix(sinks, "weight_scale").write(_bytes(result.scale))
     _by_suffix(sinks, "weight_shape").write(_bytes(np.array(weight.shape, dtype="<i8")))
+    digests = {name: sink.digest() for name, sink in sinks.items()}
+    return JobResult(digests, relative_error(weight, result), calibration)
+
+
+def relative_error(weight: StoredWeight, result: Int4Weight) -> float:
+    """The error of a whole weight as it is recorded.
+
+    Raises:
+        SourceError: the squares are beyond float32.
+    """
     figure = _ErrorFigure()
     figure.add(result.error, result.energy)
-    digests = {name: sink.digest() for name, sink in sinks.items()}
-    return JobResult(digests, figure.relative(weight.weight), calibration)
+    return figure.relative(weight.weight)
 
 
 def _quantize_rows(reader: RowReader, start: int, stop: int, group_size: int, method: str) -> Int4Weight:

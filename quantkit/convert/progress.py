@@ -30,6 +30,11 @@ class Ticker:
         if self._stop.is_set():
             raise Stopped
 
+    def grow(self, nbytes: int) -> None:
+        """There is more to do than was known."""
+        with self._lock:
+            self.total_bytes += nbytes
+
     def add(self, stage: str, unit: str, nbytes: int) -> None:
         """Report progress; raises Stopped when it is time to stop."""
         self.check()

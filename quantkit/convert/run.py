@@ -19,6 +19,7 @@ from .calibration_state import FOLDER
 from .executor import Executor
 from .finish import Finisher
 from .progress import OnProgress
+from .quality import QualityBudget
 from .sources import SourceFiles
 from .target import Target, check_space, finished_artifact, open_target, refuse_overlap
 
@@ -61,6 +62,7 @@ def convert(
         SourceError: NaN codes or scales in the source; it changed while being read; activations that overflow.
         ArtifactError: an unfinished conversion of another plan is in the way.
         EnvironmentProblem: disk, memory or permissions; a run after it resumes.
+        GateFailed: a weight is over the recipe's quality budget and may not be kept; a run after it fails at once.
         Interrupted: Ctrl-C; resumable.
     """
     out = Path.cwd() / out_dir
@@ -77,10 +79,11 @@ def convert(
     refuse_overlap(out, checkpoint)
     if samples is not None:
         _check_model(checkpoint)
-    shards: tuple[Shard, ...] = (*plan.prefill, *plan.decode)
     budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())
     target = open_target(out, plan, checkpoint, digest)
     try:
+        quality = QualityBudget(plan, checkpoint, target.journal)
+        shards: tuple[Shard, ...] = (*plan.prefill, *quality.plan.decode)
         view = PREFILL if plan.prefill_is_source else DECODE if plan.decode_is_source else None
         sources = SourceFiles(
             checkpoint, shards, target.journal,
@@ -89,9 +92,10 @@ def convert(
         calibrated = None
         if samples is not None:
             calibrated = Calibration(plan, checkpoint, target, samples, budget.workers, max_memory)
-        executor = Executor(shards, checkpoint, target, sources, budget, calibrated)
+        executor = Executor(shards, checkpoint, target, sources, budget, quality, calibrated)
         executor.restore()
-        needed = _space_needed(plan, checkpoint, sources) + (calibrated.space_needed() if calibrated else 0)
+        needed = _space_needed(quality.plan, checkpoint, sources)
+        needed += calibrated.space_needed() if calibrated else 0
         check_space(target.work, needed, besides=sources.placed_paths())
         executor.run(on_progress)
         shutil.rmtree(target.work / FOLDER, ignore_errors=True)
@@ -107,7 +111,7 @@ def convert(
 
 
 def _finish(plan: Plan, executor: Executor, target: Target) -> Artifact:
-    manifest = Finisher(plan, executor).run()
+    manifest = Finisher(executor).run()
     write_first_attachments(
         target.work, manifest, executor.checkpoint, plan_id=plan.plan_id, recipe_repo=plan.recipe.source.repo
     )

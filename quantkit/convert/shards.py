@@ -30,17 +30,20 @@ class ShardState:
     Attributes:
         results: job index -> result, for the jobs that are done.
         digest: the finished file, None before.
+        is_held: it does not become final, and its sources are not let go, before ``release``.
     """
 
     def __init__(
-        self, shard: Shard, work: Path, journal: Journal, on_durable: Callable[[Iterable[Job]], None]
-    ) -> None:
-        self.shard = shard
+        self, shard: Shard, work: Path, journal: Journal, on_durable: Callable[[Iterable[Job]], None],
+        *, held: bool = False,
+    ) -> None:  # fmt: skip
+        self.shard, self.is_held = shard, held
         self.name = view_path(shard.view, shard.file)
         self.path = work / shard.view / shard.file
         self.results: dict[int, JobResult] = {}
         self.digest: FileDigest | None = None
         self._journal, self._on_durable = journal, on_durable
+        self._waiting: list[Job] = []  # journalled while held
         self._writer: ShardWriter | None = None
         self._offsets: dict[str, int] | None = None
         self._fresh: list[int] = []  # done, not yet journalled
@@ -76,6 +79,31 @@ class ShardState:
                 if all(writer.rehash(name) == sha256 for name, sha256 in result.outputs.items())
             }
 
+    @property
+    def is_complete(self) -> bool:
+        """All jobs are done; the file may still be unfinished."""
+        return len(self.results) == len(self.shard.jobs)
+
+    def restored(self) -> None:
+        """Call after ``restore``: lets go of the sources of jobs that are done."""
+        self._let_go(self.results)
+
+    def release(self) -> None:
+        """The layer stays as it is planned: finish the file if everything is done, or as soon as it is."""
+        with self._lock:
+            self.is_held = False
+            waiting, self._waiting = self._waiting, []
+            complete = self.is_complete and self.digest is None
+        self._on_durable(waiting)
+        if complete:
+            self.finish()
+
+    def remove(self) -> None:
+        """The layer is planned anew: nothing of the file stays. No thread is at work on it any more."""
+        self.close()
+        with disk_errors(self.path):
+            self.path.with_name(self.path.name + UNFINISHED_SUFFIX).unlink(missing_ok=True)
+
     def writer(self) -> ShardWriter:
         with self._lock:
             if self._writer is None:
@@ -97,9 +125,10 @@ class ShardState:
             self.results[index] = result
             self._fresh.append(index)
             self._fresh_bytes += self.shard.jobs[index].nbytes
-            complete = len(self.results) == len(self.shard.jobs)
-            flush = self._fresh_bytes >= FLUSH_BYTES
-        if complete:
+            complete = self.is_complete
+            finish = complete and not self.is_held
+            flush = complete or self._fresh_bytes >= FLUSH_BYTES
+        if finish:
             self.finish()
         elif flush:
             self.flush()
@@ -111,7 +140,7 @@ class ShardState:
             if fresh and self._writer is not None:
                 self._writer.sync()
                 self._journal.append({"kind": "jobs", "shard": self.name, "done": self._lines(fresh)})
-                self._on_durable(self.shard.jobs[i] for i in fresh)
+                self._let_go(fresh)
 
     def finish(self) -> None:
         with self._flush_lock:
@@ -121,7 +150,16 @@ class ShardState:
                 "kind": "shard", "shard": self.name, "nbytes": self.digest.nbytes, "sha256": self.digest.sha256,
                 "done": self._lines(fresh),
             })  # fmt: skip
-            self._on_durable(self.shard.jobs[i] for i in fresh)
+            self._let_go(fresh)
+
+    def _let_go(self, indices: Iterable[int]) -> None:
+        """These jobs are journalled; while held, their sources may be needed once more."""
+        jobs = [self.shard.jobs[i] for i in indices]
+        with self._lock:
+            if self.is_held:
+                self._waiting += jobs
+                return
+        self._on_durable(jobs)
 
     def _take_fresh(self) -> list[int]:
         with self._lock:
@@ -129,10 +167,7 @@ class ShardState:
             return fresh
 
     def _lines(self, indices: Iterable[int]) -> list[list[Any]]:
-        found = ((i, self.results[i]) for i in indices)
-        return [
-            [i, r.outputs, r.relative_error, *([] if r.calibration is None else [r.calibration])] for i, r in found
-        ]
+        return [[i, *self.results[i].to_line()] for i in indices]
 
     def close(self) -> None:
         if self._writer is not None:

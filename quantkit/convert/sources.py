@@ -149,6 +149,13 @@ class SourceFiles:
             for file in self.files_of(job):
                 self._release(file)
 
+    def replace_jobs(self, before: Iterable[Job], after: Iterable[Job]) -> None:
+        """Jobs that were never told to be durable are done no more, others are to be done instead."""
+        with self._users_lock:
+            for job in after:
+                self._users.update(self.files_of(job))
+        self.jobs_durable(before)
+
     def _release(self, file: str) -> None:
         with self._users_lock:
             self._users[file] -= 1

@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.tensor import Storage, StoredWeight, TensorInfo
-from ..errors import RecipeError, UnsupportedError
+from ..errors import GateFailed, RecipeError, UnsupportedError
 from ..models.classify import Classifier, find_family
 from ..models.config import quantization_of
 from ..models.quantization import read_quantization
-from ..models.role import TensorRole
+from ..models.role import Role, TensorRole
 from ..recipe.recipe import Recipe
 from ..recipe.sections import CalibrationSection
 from ..scheme import Scheme, decode_scheme
 from .experts import check_experts, check_layers
-from .fate import Action, Fate, Job, Shard
+from .fate import KEPT_BY_BUDGET, Action, Fate, Job, Shard
 from .notices import notices
 from .pending import refuse_pending
 from .plan import DERIVED, PUBLISHER, Plan, SourceId
 from .quantization_config import decode_config, prefill_config
-from .selection import Modules, check_calibrated, select
+from .selection import Modules, check_calibrated, ranges, select
 from .shards import pack
 from .sizes import Sizes, ViewSize, measure_shards, measure_source
 from .source import check_family, no_fp8_side, resolved_recipe, source_storage
@@ -44,17 +44,22 @@ if TYPE_CHECKING:
 _CALIBRATED_PARTS = ("input_scale", "weight_zero_point", "weight_g_idx")
 
 
-def build_plan(checkpoint: Checkpoint, recipe: Recipe) -> Plan:
+def build_plan(checkpoint: Checkpoint, recipe: Recipe, *, kept_layers: frozenset[int] = frozenset()) -> Plan:
     """Decide the fate of every tensor.
+
+    Args:
+        kept_layers: decoder layers of which nothing is quantized, although the recipe asks for it: the plan as
+            amended by a quality budget. Other layers' files are those of the plan without amendments.
 
     Raises:
         UnsupportedError: no routed experts; a source without an FP8 side and no ``make_fp8``; a format that is not
             converted.
         SourceError: experts missing, incomplete or of different shapes; a scale missing or of the wrong shape.
         RecipeError: the recipe does not fit the source (layers, patterns, group size, family).
+        GateFailed: with ``kept_layers`` nothing is left to quantize.
     """
     with _collector_paused():
-        return _Builder.prepare(checkpoint, recipe).build()
+        return _Builder.prepare(checkpoint, recipe, kept_layers).build()
 
 
 @contextmanager
@@ -84,9 +89,11 @@ class _Builder:
     storage: str
     scheme: Scheme
     warnings: list[str]
+    kept_layers: frozenset[int]
+    kept: frozenset[str] = frozenset()  # modules that would be quantized without kept_layers
 
     @classmethod
-    def prepare(cls, checkpoint: Checkpoint, recipe: Recipe) -> _Builder:
+    def prepare(cls, checkpoint: Checkpoint, recipe: Recipe, kept_layers: frozenset[int]) -> _Builder:
         check_family(recipe, checkpoint.config)
         refuse_pending(recipe)
         read_quantization(quantization_of(checkpoint.config))  # raises for one that no engine could read
@@ -106,7 +113,7 @@ class _Builder:
         scheme = decode_scheme(recipe.decode.scheme, recipe.decode.group_size)
         warnings = [*checkpoint.warnings, *classifier.warnings, *notices(checkpoint)]
         warnings += [odd_layers] if odd_layers else []
-        return cls(checkpoint, recipe, classifier, modules, storage, scheme, warnings)
+        return cls(checkpoint, recipe, classifier, modules, storage, scheme, warnings, kept_layers)
 
     def build(self) -> Plan:
         if self.storage == "int4":
@@ -134,6 +141,8 @@ class _Builder:
             source_storage=self.storage,
             sizes=self._sizes(fates, decode_shards, prefill_shards),
             warnings=tuple(self.warnings),
+            limits=self._limits(decode),
+            kept_layers=self.kept_layers,
         )
 
     def _decode_outcomes(self) -> dict[str, Outcome]:
@@ -147,6 +156,7 @@ class _Builder:
                 self.warnings.append(
                     "decode.mtp is quantize, but decode.layers or decode.keep leaves those layers out"
                 )
+        chosen = self._amended(chosen)
         self._warn_of_exponent_scales(chosen)
         return {
             module: quantized(weight, self.scheme, self.recipe.decode)
@@ -154,6 +164,35 @@ class _Builder:
             else decode_rest(weight, self.recipe.decode, self._derives_fp8(module))
             for module, weight in self.modules.weights.items()
         }
+
+    def _amended(self, chosen: frozenset[str]) -> frozenset[str]:
+        """``chosen`` without what amendments keep."""
+        self.kept = frozenset(m for m in chosen if self.modules.roles[m].layer in self.kept_layers)
+        if self.kept and self.kept == chosen:
+            raise GateFailed(
+                f"every layer with something to quantize has a weight over its limit (layers "
+                f"{ranges(self.kept_layers)}): nothing would be INT4", where="budget.max_relative_error",
+                hint="Raise the limit, or choose a smaller group size or a better method.",
+            )  # fmt: skip
+        return chosen - self.kept
+
+    def _limits(self, outcomes: Mapping[str, Outcome]) -> dict[str, float]:
+        """What the quality budget allows each weight of a routed expert that is quantized."""
+        budget = self.recipe.budget
+        if budget is None:
+            return {}
+        limits = {
+            self.modules.weights[module].weight.name: budget.limit(role.projection)
+            for module, role in self.modules.roles.items()
+            if role.role is Role.ROUTED_EXPERT and outcomes[module].stored is Storage.INT4_GROUP
+        }
+        found = {name: limit for name, limit in limits.items() if limit is not None}
+        if not found and not self.kept_layers:
+            raise RecipeError(
+                "applies to no weight: no routed expert that it limits is quantized", where="budget",
+                hint="Leave it out.",
+            )  # fmt: skip
+        return found
 
     def _warn_of_exponent_scales(self, chosen: frozenset[str]) -> None:
         """Scales stored as bare exponents pass through; the compressed-tensors layout knows float scales only."""
@@ -208,6 +247,8 @@ class _Builder:
         asked = [f"decode.{option}" for option in asked]
         if self.recipe.calibration not in (None, CalibrationSection()):
             asked.append("calibration")
+        if self.recipe.budget is not None:
+            asked.append("budget")
         if asked:
             raise RecipeError(
                 f"{asked[0]} does not apply: the source is INT4 already (group size {group}) and its files are "
@@ -233,7 +274,8 @@ class _Builder:
             for part, (d, d_names), (p, p_names) in zip(
                 weight.parts, decode[module].parts, prefill[module].parts, strict=True
             ):
-                found[part.name] = _fate(part.name, role, d, p, d_names, p_names)
+                reason = KEPT_BY_BUDGET if module in self.kept else None
+                found[part.name] = _fate(part.name, role, d, p, d_names, p_names, reason)
         for name, (_, role) in self.modules.others.items():
             found[name] = _fate(name, role, Action.KEEP, Action.KEEP, (name,), (name,))
         return {name: found[name] for name in self.checkpoint.tensors}
@@ -258,8 +300,9 @@ def _fate(
     prefill: Action,
     d_names: tuple[str, ...],
     p_names: tuple[str, ...],
+    reason: str | None = None,
 ) -> Fate:
-    return Fate(name, role.role, role.layer, role.expert, role.is_mtp, decode, prefill, d_names, p_names)
+    return Fate(name, role.role, role.layer, role.expert, role.is_mtp, decode, prefill, d_names, p_names, reason)
 
 
 def _source_id(checkpoint: Checkpoint) -> SourceId:

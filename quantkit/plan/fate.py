@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from ..models.role import Role
 from ..safetensors_header import file_order, render_header
 from ..scheme import OutputTensor
+
+# ``Fate.reason`` of what an amendment left unquantized.
+KEPT_BY_BUDGET: Literal["quality budget"] = "quality budget"
 
 
 class Action(str, Enum):

@@ -14,7 +14,6 @@ def refuse_pending(recipe: Recipe) -> None:
     """
     asked = {
         "overrides": bool(recipe.overrides),
-        "budget": recipe.budget is not None,
         "decode.method": recipe.decode.method in FOLDING_METHODS,
     }
     if option := next((name for name, is_asked in asked.items() if is_asked), None):

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -54,6 +54,8 @@ class Plan:
         source_storage: how the routed experts of the source are stored: ``fp8``, ``plain`` or ``int4``.
         sizes: exact bytes.
         warnings: what the user should know.
+        limits: name of a routed expert's weight that is quantized -> its limit in the quality budget.
+        kept_layers: decoder layers that amendments leave as the source has them; empty when planning.
     """
 
     recipe: Recipe
@@ -69,6 +71,8 @@ class Plan:
     source_storage: str
     sizes: Sizes
     warnings: tuple[str, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    kept_layers: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
         """Short: a plan of a large model holds some hundred thousand fates."""

@@ -143,6 +143,12 @@ class ProjectionErrors(Closed):
     up: Error | None = Field(default=None, description="Limit of up (w3).")
     down: Error | None = Field(default=None, description="Limit of down (w2).")
 
+    @model_validator(mode="after")
+    def _says_something(self) -> ProjectionErrors:
+        if self.gate is self.up is self.down is None:
+            raise ValueError("no limit is given; accepted: one number, or at least one of gate, up and down")
+        return self
+
 
 Action = Literal["retry", "keep-fp8", "fail"]
 
@@ -170,6 +176,22 @@ class BudgetSection(Closed):
         "layer, as engines need); retry tries the weight again with other settings first, then fails or, as "
         "[retry, keep-fp8], keeps.",
     )
+
+    def limit(self, projection: str | None) -> float | None:
+        """Largest relative error of a weight of ``gate``, ``up`` or ``down``; None: any."""
+        errors = self.max_relative_error
+        if isinstance(errors, float):
+            return errors
+        return {"gate": errors.gate, "up": errors.up, "down": errors.down}.get(projection or "")
+
+    @property
+    def retries(self) -> bool:
+        return "retry" in self.action
+
+    @property
+    def keeps(self) -> bool:
+        """A layer over the limit stays as the source has it; else it is an error."""
+        return "keep-fp8" in self.action
 
 
 class CalibrationSection(Closed):

@@ -78,6 +78,9 @@ def _quality(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"| `{view}/` | {total['weights']:,} | {total['rms']:.3%} | {total['max']:.3%} |")
     if not report["errors"]:
         return ["No tensor was rounded."]
+    if kept := report.get("amendments"):
+        layers = ", ".join(str(amendment["layer"]) for amendment in kept)
+        lines += ["", f"Kept unquantized by the quality budget: layers {layers}."]
     return [
         *lines,
         "",

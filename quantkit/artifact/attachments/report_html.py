@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from ...units import format_bytes
-from .calibration_html import STYLE, calibration_section
+from .calibration_html import STYLE, calibration_section, table
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;
@@ -35,6 +35,7 @@ def render_html(report: Mapping[str, Any]) -> bytes:
         f"<h1>{escape(title)}</h1>",
         f"<p>pair <code>{escape(report['pair_id'][:16])}</code></p>",
         _sizes(report["sizes"]),
+        *_amendments(report.get("amendments", ())),
     ]
     if calibrated:
         parts.append(calibrated)
@@ -51,6 +52,23 @@ def _sizes(sizes: Mapping[str, int]) -> str:
         for view, size in sorted(sizes.items())
     )
     return f"<table><tr><th>view</th><th>tensor data</th></tr>{rows}</table>"
+
+
+def _amendments(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Layers that a quality budget left unquantized."""
+    if not found:
+        return
+    yield f"<h2>Layers kept by the quality budget: {len(found):,}</h2>"
+    columns = ("layer", ">weights over the limit", "worst", ">relative error", ">limit")
+    rows = (
+        [
+            str(a["layer"]), f"{a['over_limit']:,} of {a['weights']:,}",
+            f"<code>{escape(a['worst']['tensor'])}</code>", f"{a['worst']['relative_error']:.4%}",
+            f"{a['worst']['limit']:.4%}",
+        ]
+        for a in found
+    )  # fmt: skip
+    yield table(columns, rows, len(found))
 
 
 def _view_section(view: str, errors: Mapping[str, Any]) -> str:

@@ -18,8 +18,8 @@ class Check:
     """One judgement.
 
     Attributes:
-        name: what was checked: ``manifest``, ``files``, ``attachments``, ``marks``, ``records``, ``headers``,
-            ``pairing``, ``scales``, ``error``, ``engines``, ``source``.
+        name: what was checked: ``manifest``, ``files``, ``attachments``, ``marks``, ``records``, ``budget``,
+            ``headers``, ``pairing``, ``scales``, ``error``, ``engines``, ``source``.
         ok: it held. A check that was not made is ok and ``skipped``.
         detail: what was seen.
         where: file, tensor or module; None for the artifact as a whole.

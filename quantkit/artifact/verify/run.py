@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..artifact import Artifact
 from ..progress import OnProgress
+from .amendments import check_amendments
 from .files import check_attachments, check_files, check_identity, check_marks
 from .findings import Findings, VerifyReport
 from .numbers import check_engines, check_errors, check_scales, check_transforms
@@ -48,6 +49,7 @@ def verify_artifact(
         findings = Findings()
         check_identity(artifact, findings)
         accounts = check_records(artifact, findings)
+        check_amendments(artifact.manifest, findings, accounts)
         read = check_files(artifact, findings, quick=quick, on_progress=on_progress)
         check_attachments(artifact, findings)
         check_marks(artifact, findings)

@@ -60,6 +60,9 @@ def convert(
 
     SOURCE may also be a recipe's name or file, which then names the source. Ctrl-C, a full disk or a lost
     connection leave a state from which the same command continues. A finished artifact is left as it is.
+
+    With a quality budget in the recipe, a layer with a weight over its limit is kept unquantized and named, or the
+    conversion fails with exit code 1, as the recipe says.
     """
     from .. import show
     from ..show_plan import plan
@@ -79,6 +82,7 @@ def convert(
             )  # fmt: skip
     if artifact.was_complete:
         out.say(f"{target} was complete already; nothing was done")
+    out.warn([amendment.say() for amendment in artifact.manifest.plan_amendments])
     result = api.describe_result(artifact)
     out.result(lambda: result, lambda: show.converted(result))
     out.say(f"check it with `quantkit verify {target}`")
