@@ -89,7 +89,9 @@ def _sizes(sizes: Summary) -> Table:
 def _cost(summary: Summary) -> Iterator[str]:
     memory, disk, time = summary["memory"], summary["disk"], summary["time"]
     how = f"{memory['workers']} threads, {memory['backend']} kernels"
-    yield f"memory     {format_gib(memory['peak_bytes'])} at its peak, {how}"
+    calibrated = summary.get("calibration") is not None
+    apart = ", calibration not counted" if calibrated else ""
+    yield f"memory     {format_gib(memory['peak_bytes'])} at its peak{apart}, {how}"
     placed = {"none": "both views are derived"}.get(disk["placement"], f"publisher's files by {disk['placement']}")
     free = f"{format_bytes(disk['free_bytes'])} free in {disk['target']}"
     yield f"disk       {format_bytes(disk['needed_bytes'])} needed ({placed}), {free}"
@@ -97,10 +99,12 @@ def _cost(summary: Summary) -> Iterator[str]:
         yield f"download   {format_bytes(disk['download_bytes'])}"
     if disk["problem"]:
         yield f"           {disk['problem']}"
-    if summary.get("calibration") is not None:
+    if calibrated:
         yield f"calibrated {_calibration(summary['calibration'])}"
     without = f", without {' and '.join(time['excludes'])}" if time["excludes"] else ""
-    yield f"time       about {format_seconds(time['seconds'])} (within a factor of two{without})"
+    most = time["calibration_seconds"]
+    part = f", {format_seconds(most)} of it calibration on the CPU" if most is not None else ""
+    yield f"time       about {format_seconds(time['seconds'])}{part} (within a factor of two{without})"
 
 
 def _calibration(found: Summary) -> str:

@@ -11,8 +11,9 @@ shared by all. So::
 
     seconds = max(cpu / workers, bytes read and written / read rate) ,  cpu = weights / rate + hashed / rate
 
-An estimate from rates measured for a moment: writing is taken to be as fast as reading, and neither a download
-nor calibration (forward passes and what GPTQ does) is included. Expect it to be right within a factor of two.
+and what a calibrated method adds (``calibration_time.py``), which comes after all of that. An estimate from rates
+measured for a moment: writing is taken to be as fast as reading, a download is not included. Expect it to be right
+within a factor of two.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import SourceError
+from ..recipe.sections import CALIBRATED_METHODS
 from ..units import format_bytes
+from .calibration_time import calibration_seconds
 from .fate import Op
 from .probe import Rates
 
@@ -62,9 +66,13 @@ class DiskEstimate:
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
-    """Seconds by the formula in the module docstring; ``excludes`` says what is not in it."""
+    """Seconds by the formula in the module docstring; ``excludes`` says what is not in it.
+
+    ``calibration_seconds`` is the part of ``seconds`` that a calibrated method adds, None without one.
+    """
 
     seconds: float
+    calibration_seconds: float | None
     cpu_seconds: float
     io_seconds: float | None
     workers: int
@@ -104,7 +112,7 @@ def estimate_time(plan: Plan, checkpoint: Checkpoint, rates: Rates, workers: int
         * _weights_per_element(checkpoint.tensors[job.sources[0]].dtype)
         for shard in plan.shards
         for job in shard.jobs
-        if job.op is not Op.COPY
+        if job.op is not Op.COPY and job.method not in CALIBRATED_METHODS
     )
     cpu = weights / rates.weights_per_s + 2 * (source + written) / rates.hash_bytes_per_s
     copied = source if plan.recipe.prefill.place == "copy" else 0
@@ -114,9 +122,20 @@ def estimate_time(plan: Plan, checkpoint: Checkpoint, rates: Rates, workers: int
         excludes.append("download")
     if io is None:
         excludes.append("reading and writing")
+    calibration = None
     if plan.recipe.calibration is not None:
-        excludes.append("calibration")
-    return TimeEstimate(max(cpu / workers, io or 0.0), cpu, io, workers, tuple(excludes))
+        calibration = _calibration(plan, checkpoint, rates, workers)
+        if calibration is None:
+            excludes.append("calibration")
+    seconds = max(cpu / workers, io or 0.0) + (calibration or 0.0)
+    return TimeEstimate(seconds, calibration, cpu, io, workers, tuple(excludes))
+
+
+def _calibration(plan: Plan, checkpoint: Checkpoint, rates: Rates, workers: int) -> float | None:
+    try:
+        return calibration_seconds(plan, checkpoint, rates, workers)
+    except SourceError:  # a config without the numbers; the plan says so under "unknown"
+        return None
 
 
 def _weights_per_element(dtype: str) -> int:

@@ -1,8 +1,8 @@
 """How fast this machine converts, hashes and reads: measured for a moment, so that a time can be estimated.
 
-Three rates decide the time of a conversion. Each is measured on the real thing (the chosen kernel with the
-plan's method, sha256, the source's own file) for at most ``seconds``; nothing is written. What is left out: the
-network of a Hub source and the target's write rate, which only writing would tell.
+Three rates decide the time of a conversion, a fourth that of calibration. Each is measured on the real thing (the
+chosen kernel with the plan's method, sha256, the source's own file, matrix products) for at most ``seconds``; nothing
+is written. What is left out: the network of a Hub source and the target's write rate, which only writing would tell.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..recipe.sections import CALIBRATED_METHODS
+from ..recipe.sections import CALIBRATED_METHODS, DATA_FREE_METHOD
 from .fate import Op
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ class Rates:
         read_bytes_per_s: the source's storage, past the page cache where the system allows it; None when no file
             of the source is on disk yet.
         backend: kernels that were measured.
+        matmul_flops_per_s: float32 matrix products; None where no method calibrates.
     """
 
     weights_per_s: float
     hash_bytes_per_s: float
     read_bytes_per_s: float | None
     backend: str
+    matmul_flops_per_s: float | None = None
 
 
 def measure(plan: Plan, checkpoint: Checkpoint, *, seconds: float = PROBE_SECONDS) -> Rates:
@@ -56,8 +58,8 @@ def measure(plan: Plan, checkpoint: Checkpoint, *, seconds: float = PROBE_SECOND
 
     job = next((job for shard in plan.shards for job in shard.jobs if job.op is Op.TO_INT4), None)
     group_size, method = (job.group_size or 32, job.method or "rtn") if job else (32, "rtn")
-    if method in CALIBRATED_METHODS:  # their share of the time depends on a model's forward pass: not estimated
-        method = "mse"
+    is_calibrated = method in CALIBRATED_METHODS  # counted in searches of mse, see calibration_time.py
+    method = DATA_FREE_METHOD if is_calibrated else method
     codes, scales = _random_tile()
 
     def convert() -> None:
@@ -67,7 +69,21 @@ def measure(plan: Plan, checkpoint: Checkpoint, *, seconds: float = PROBE_SECOND
     weights = _rate(convert, seconds) * _ROWS * _COLUMNS
     data = bytes(_HASH_BYTES)
     hashed = _rate(lambda: hashlib.sha256(data).digest(), seconds / 4) * _HASH_BYTES
-    return Rates(weights, hashed, _read_rate(checkpoint, seconds), kernels.backend().name)
+    products = _matmul_rate(seconds) if is_calibrated else None
+    return Rates(weights, hashed, _read_rate(checkpoint, seconds), kernels.backend().name, products)
+
+
+def _matmul_rate(seconds: float) -> float:
+    """By numpy's library, as torch's takes seconds to import; of one core, whatever number of threads it uses."""
+    import numpy as np
+
+    a, b = np.ones((512, 2048), np.float32), np.ones((2048, 1024), np.float32)
+    a @ b
+    start, used, calls = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - start < seconds:
+        a @ b
+        calls += 1
+    return 2 * a.size * b.shape[1] * calls / (time.process_time() - used)
 
 
 def _random_tile() -> tuple[Any, Any]:
