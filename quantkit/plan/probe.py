@@ -1,8 +1,9 @@
 """How fast this machine converts, hashes and reads: measured for a moment, so that a time can be estimated.
 
 Three rates decide the time of a conversion, a fourth that of calibration. Each is measured on the real thing (the
-chosen kernel with the plan's method, sha256, the source's own file, matrix products) for at most ``seconds``; nothing
-is written. What is left out: the network of a Hub source and the target's write rate, which only writing would tell.
+chosen kernel with the plan's method, sha256, the source's own file, matrix products) for at most ``seconds``;
+nothing is written. What is left out: the network of a Hub source and the target's write rate, which only writing
+would tell.
 """
 
 from __future__ import annotations
