@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .experts import Collect, Collected, Inputs, Replay, Routed, run_at_stage
+from .memory import give_back_freed
 from .skeleton import CARRIED, Skeleton
 
 if TYPE_CHECKING:
@@ -22,7 +23,28 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 2048
 A = TypeVar("A")
 R = TypeVar("R")
-Allocate = Callable[[tuple[int, ...], "np.dtype[Any] | type"], "Tensor"]
+
+
+class Arrays(Protocol):
+    """Makes the large arrays of a stream, which live as long as it does."""
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Tensor: ...
+
+    def trim(self) -> None:
+        """Called often: memory of arrays that lie elsewhere too (in mapped files) may be given back."""
+
+
+class InMemory:
+    """Arrays that lie in memory."""
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        import numpy as np
+        import torch
+
+        return torch.from_numpy(np.zeros(shape, dtype))
+
+    def trim(self) -> None:
+        pass
 
 
 class LayerWork(Protocol):
@@ -85,15 +107,15 @@ class Stream:
     """
 
     def __init__(
-        self, skeleton: Skeleton, samples: NDArray[np.int64], workers: Workers, allocate: Allocate | None = None
+        self, skeleton: Skeleton, samples: NDArray[np.int64], workers: Workers, arrays: Arrays | None = None
     ) -> None:
         """
         Args:
             samples: token ids ``[N, T]``.
-            allocate: makes large arrays (shape, dtype) that live as long as the stream; default: in memory.
+            arrays: default: in memory.
         """
         self.skeleton, self._samples, self._workers = skeleton, samples, workers
-        self._allocate = allocate or in_memory
+        self._arrays = arrays or InMemory()
         self._step = batch_samples(samples.shape[1])
         self._kept: dict[str, Tensor] = {}
         self.hidden = self._array("hidden", (*samples.shape, skeleton.hidden_size), "float32")
@@ -107,6 +129,7 @@ class Stream:
         with self.skeleton.embedding(np.unique(self._samples)) as embedded:
             for part in self._batches():
                 self.hidden[part] = embedded(self._samples[part])
+                self.trim()
 
     def forward(self, work: LayerWork) -> None:
         """Pass layer ``position``."""
@@ -119,6 +142,8 @@ class Stream:
                     result, carried = result
                     self._carry(part, carried)
                 self.hidden[part] = result
+                self.trim()
+        give_back_freed()
         self.position += 1
 
     def _experts(self, module: Any, work: LayerWork) -> Tensor:
@@ -130,7 +155,10 @@ class Stream:
         return outputs
 
     def _run_experts(self, inputs: Inputs, work: LayerWork) -> Tensor:
-        outputs = self._array("outputs", tuple(inputs.states.shape), "float32").zero_()
+        outputs = self._array("outputs", tuple(inputs.states.shape), "float32")
+        for start in range(0, len(outputs), BATCH_TOKENS):
+            outputs[start : start + BATCH_TOKENS] = 0
+            self.trim()
 
         def one(expert: int) -> tuple[Tensor, Tensor]:
             routed = inputs.routed(expert)
@@ -138,6 +166,8 @@ class Stream:
 
         for tokens, found in self._workers.ordered(one, range(self.skeleton.num_experts[self.position])):
             outputs[tokens] += found
+            self.trim()
+        give_back_freed()
         return outputs
 
     def _collect(self, module: Any) -> Inputs:
@@ -158,7 +188,7 @@ class Stream:
             raise RuntimeError(f"layer {self.position} did not call its experts")
 
         for _ in self._workers.ordered(one, self._batches()):
-            pass
+            self.trim()
         return inputs
 
     def _pass(self, module: Any, part: slice, outputs: Tensor | None) -> Any:
@@ -185,6 +215,10 @@ class Stream:
         self.carried = self._array("carried", shape, "int64")
         return self.carried
 
+    def trim(self) -> None:
+        """For whoever goes through the stream's arrays in pieces."""
+        self._arrays.trim()
+
     def _batches(self) -> Iterator[slice]:
         return (
             slice(s, min(s + self._step, len(self._samples))) for s in range(0, len(self._samples), self._step)
@@ -193,21 +227,13 @@ class Stream:
     def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Tensor:
         """A large array; the same one for every layer."""
         if name not in self._kept or tuple(self._kept[name].shape) != shape:
-            self._kept[name] = self._allocate(shape, dtype)
+            self._kept[name] = self._arrays(shape, dtype)
         return self._kept[name]
 
 
 def batch_samples(length: int) -> int:
     """Samples of one batch."""
     return max(1, BATCH_TOKENS // length)
-
-
-def in_memory(shape: tuple[int, ...], dtype: Any) -> Tensor:
-    """Allocator of a stream that lives in memory."""
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.zeros(shape, dtype))
 
 
 def _without_gradients(work: Callable[[A], R], item: A) -> R:

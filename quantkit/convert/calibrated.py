@@ -31,7 +31,7 @@ from ..models.config import text_config
 from ..models.role import Role
 from ..plan.memory import resident_bytes
 from .calibrated_jobs import CalibratedJobs
-from .calibration_state import FOLDER, Arrays, load_state, save_state
+from .calibration_state import FOLDER, SpilledArrays, load_state, save_state
 from .ops import relative_error
 from .progress import Ticker
 from .shards import ShardState
@@ -105,7 +105,7 @@ class Calibration:
         skeleton = Skeleton(self._checkpoint, self._classifier, self.read)
         workers = Workers(self._budget.workers)
         try:
-            arrays = Arrays(folder, self._budget.array_bytes)
+            arrays = SpilledArrays(folder, self._budget.array_bytes)
             stream = Stream(skeleton, self.samples.token_ids, workers, arrays)
             if not self._resumes(stream, left[0]):
                 stream.embed()

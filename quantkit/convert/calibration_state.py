@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact.durable import disk_errors, fsync_dir
 from ..artifact.journal import Entry
 from ..artifact.shard import reserve
-from ..calibration.stream import Stream, in_memory
+from ..calibration.stream import InMemory, Stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +25,8 @@ FOLDER = "calibration"
 _PIECE = 16 << 20
 
 
-class Arrays:
-    """Makes the arrays of a stream: in memory while they fit, then in files that are mapped.
+class SpilledArrays:
+    """Arrays of a stream: in memory while they fit, then in files that are mapped (``stream.Arrays``).
 
     Args:
         folder: for the files; exists.
@@ -33,7 +34,9 @@ class Arrays:
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
-        self._folder, self._left, self._count = folder, limit, 0
+        self._folder, self._left = folder, limit
+        self._memory = InMemory()
+        self._mapped: list[mmap] = []
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         import numpy as np
@@ -42,14 +45,19 @@ class Arrays:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if nbytes <= self._left:
             self._left -= nbytes
-            return in_memory(shape, dtype)
-        path = self._folder / f"array-{self._count}"
-        self._count += 1
+            return self._memory(shape, dtype)
+        path = self._folder / f"array-{len(self._mapped)}"
         with disk_errors(path), open(path, "w+b") as handle:
             reserve(handle.fileno(), nbytes)  # blocks now, or a full disk would end the process later
             array: Any = np.memmap(handle, dtype, "r+", shape=shape)
             path.unlink()  # the mapping keeps it; nothing is left behind whatever happens
+            self._mapped.append(array._mmap)
             return torch.from_numpy(array)
+
+    def trim(self) -> None:
+        """Take mapped pages out of this process's memory; what was written stays in the files."""
+        for mapped in self._mapped:
+            mapped.madvise(MADV_DONTNEED)
 
 
 def save_state(stream: Stream, folder: Path) -> Entry:
@@ -63,6 +71,7 @@ def save_state(stream: Stream, folder: Path) -> Entry:
                 piece = view[start : start + _PIECE]
                 digest.update(piece)
                 handle.write(piece)
+                stream.trim()
         handle.flush()
         os.fsync(handle.fileno())
     fsync_dir(folder)
@@ -86,6 +95,7 @@ def load_state(stream: Stream, folder: Path, entry: Entry) -> bool:
                 piece = view[start : start + _PIECE]
                 handle.readinto(piece)
                 digest.update(piece)
+                stream.trim()
     if digest.hexdigest() != entry["sha256"]:
         return False
     stream.position = entry["layer"] + 1
