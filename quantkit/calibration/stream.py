@@ -58,7 +58,10 @@ class LayerWork(Protocol):
         """
 
     def settled(self) -> bool:
-        """Called when all experts were run: whether their outputs stand, or all are to be run once more."""
+        """Called when all experts were run: whether what was done stands."""
+
+    def give_up(self) -> None:
+        """What was done does not stand: from now on the layer computes with its own weights."""
 
 
 class Workers:
@@ -132,10 +135,21 @@ class Stream:
                 self.trim()
 
     def forward(self, work: LayerWork) -> None:
-        """Pass layer ``position``."""
+        """Pass layer ``position``; all of it once more, with its own weights, if the work on it does not stand."""
+        while not self._forward(work):
+            work.give_up()
+        give_back_freed()
+        self.position += 1
+
+    def _forward(self, work: LayerWork) -> bool:
+        """False, with nothing of the state changed: the work does not stand."""
         layer = self.position
         with self.skeleton.loaded(layer) as module:
-            outputs = self._experts(module, work) if self.skeleton.num_experts[layer] else None
+            outputs = None
+            if self.skeleton.num_experts[layer]:
+                outputs = self._run_experts(self._collect(module), work)
+                if not work.settled():
+                    return False
             results = self._workers.ordered(lambda part: self._pass(module, part, outputs), self._batches())
             for part, result in zip(self._batches(), results, strict=True):
                 if self.skeleton.carries(layer):
@@ -143,18 +157,10 @@ class Stream:
                     self._carry(part, carried)
                 self.hidden[part] = result
                 self.trim()
-        give_back_freed()
-        self.position += 1
-
-    def _experts(self, module: Any, work: LayerWork) -> Tensor:
-        """Outputs of the experts for all tokens ``[N * T, H]``."""
-        inputs = self._collect(module)
-        outputs = self._run_experts(inputs, work)
-        if not work.settled():
-            outputs = self._run_experts(inputs, work)
-        return outputs
+        return True
 
     def _run_experts(self, inputs: Inputs, work: LayerWork) -> Tensor:
+        """Outputs of the experts for all tokens ``[N * T, H]``."""
         outputs = self._array("outputs", tuple(inputs.states.shape), "float32")
         for start in range(0, len(outputs), BATCH_TOKENS):
             outputs[start : start + BATCH_TOKENS] = 0

@@ -192,11 +192,11 @@ class _Layer:
         return over
 
     def settled(self) -> bool:
-        """Not if the layer is amended: its experts are run again, with the source's weights."""
-        amended = self._settle(self._layer)
-        if amended:
-            self._jobs.drop(self._layer)
-        return not amended
+        """Not if the plan was amended."""
+        return not self._settle(self._layer)
+
+    def give_up(self) -> None:
+        self._jobs.drop(self._layer)
 
     def _gating(self, gate_up: Tensor) -> Tensor:
         found: Tensor = self._experts._apply_gate(gate_up)

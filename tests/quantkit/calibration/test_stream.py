@@ -80,6 +80,9 @@ def streamed(checkpoint: Checkpoint, samples: np.ndarray[Any, Any], workers: Wor
         def settled(self) -> bool:
             return True
 
+        def give_up(self) -> None:
+            raise AssertionError
+
     stream.embed()
     for _ in range(stream.skeleton.num_layers):
         stream.forward(Work())

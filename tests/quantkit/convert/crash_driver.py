@@ -1,11 +1,11 @@
 """Runs conversions that die, each in a forked child, and prints what resuming them gave.
 
-    python -m tests.quantkit.convert.crash_driver SOURCE FOLDER SEED POINTS DELAYS
+    python -m tests.quantkit.convert.crash_driver SOURCE FOLDER SEED POINTS DELAYS [OPTIONS]
 
 First an undisturbed run, with every system call that writes counted. Then ``POINTS`` runs that kill themselves
 with SIGKILL at a call drawn by SEED (pwrite, write, fsync, fdatasync, rename: before it or half-way through it),
 and ``DELAYS`` runs killed from outside after a random delay; each is run again until it ends. Prints JSON: a list
-of [what happened, number of kills, core digests].
+of [what happened, number of kills, core digests]. OPTIONS is JSON, for the recipe.
 
 A process of its own because forking needs a parent without threads.
 """
@@ -19,12 +19,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import quantkit.convert.executor as executor
 import quantkit.convert.shards as shards
-from tests.quantkit.convert.cases import core_digests, run
+from tests.quantkit.convert.cases import core_digests
+from tests.quantkit.convert.cases import run as convert
 
 CALLS = ("pwrite", "write", "fsync", "fdatasync", "replace", "rename", "link", "unlink")
 
@@ -67,6 +69,7 @@ def in_child(work: Callable[[], None], kill_after: float | None = None) -> int:
 
 def main() -> None:
     source, folder, seed, points, delays = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:6])
+    run = partial(convert, **json.loads(sys.argv[6] if len(sys.argv) > 6 else "{}"))
     # Many small units and journal lines, so that a small model has the states of a large one.
     shards.FLUSH_BYTES, executor.BATCH_BYTES = 48 << 10, 24 << 10
     counted = folder / "calls"

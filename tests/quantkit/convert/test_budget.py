@@ -320,6 +320,23 @@ def test_crash_at_any_stage_changes_no_byte(
     assert core_digests(tmp_path / "out") == core_digests(whole)
 
 
+def test_kill_at_any_point(tmp_path: Path) -> None:
+    source = write_moe(tmp_path / "model", "glm_moe_dsa", layers=4)
+    cases.run(source, tmp_path / "all", method="mse")
+    budget = {"max_relative_error": max(errors_of(tmp_path / "all")) - 2e-6, "action": ["retry", "keep-fp8"]}
+    driver = [sys.executable, "-m", "tests.quantkit.convert.crash_driver", source, tmp_path]
+    done = subprocess.run(
+        [*driver, "3", "16", "0", json.dumps({"budget": budget, "method": "mse"})],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (_, _, undisturbed), *results = json.loads(done.stdout)
+    assert len(Artifact.open(tmp_path / "whole").manifest.plan_amendments) == 1
+    assert sum(kills > 0 for _, kills, _ in results) > 10
+    for what, _, digests in results:
+        assert digests == undisturbed, what
+
+
 def test_killed_in_the_calibrated_layer_after_an_amendment(amended_gptq: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"
