@@ -184,13 +184,14 @@ def _one_scheme(f: Facts) -> Iterator[Judgement]:
     mixed = sorted(parent for parent, forms in f.experts.items() if len(forms) > 1)
     layers: dict[str, set[Format]] = defaultdict(set)
     for parent, forms in f.experts.items():
-        layers[parent.rpartition(".experts.")[0]] |= forms
+        layers[_layer_of(parent)] |= forms
     split = sorted(layer for layer, found in layers.items() if len(found) > 1)
     if mixed:
         said = ", ".join(sorted(map(str, f.experts[mixed[0]])))
         yield (
             Level.NO,
-            f"projections of one expert differ ({said}), in {len(mixed)} of {len(f.experts)}: {mixed[0]}",
+            f"projections of one expert differ ({said}), in {len({_layer_of(parent) for parent in mixed})} of "
+            f"{len(layers)} layers: {mixed[0]}",
         )
     elif split:
         said = ", ".join(sorted(map(str, layers[split[0]])))
@@ -200,6 +201,10 @@ def _one_scheme(f: Facts) -> Iterator[Judgement]:
         )
     elif f.experts:
         yield Level.OK, "all experts of a layer share one format"
+
+
+def _layer_of(expert: str) -> str:
+    return expert.rpartition(".experts.")[0]
 
 
 def _merged(f: Facts) -> Iterator[Judgement]:

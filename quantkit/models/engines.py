@@ -15,8 +15,8 @@ from typing import Any
 from ..errors import UsageError
 from .config import text_shape
 from .engine_rules import ENGINES, RULES, Facts, Level
-from .linears import linears
-from .quantization import Format, read_quantization
+from .linears import Linear, linears
+from .quantization import Format, QuantizationMap, read_quantization
 
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 
@@ -44,7 +44,8 @@ def check(
     Args:
         engine: one of ``ENGINES``.
         tp: tensor-parallel size.
-        modules: names of all linear modules of the view, to check every expert instead of one representative.
+        modules: names of the linear modules of the view, to check every layer and expert instead of one
+            representative of each; of experts that are stored alike one per layer is enough.
 
     Returns:
         one finding per judgement, ``ok`` ones included, in the order of ``RULES``.
@@ -110,8 +111,51 @@ def _facts(
         if place in by_place and (place, form) not in known:
             known.add((place, form))
             formats.append((replace(by_place[place], module=name), form))
+    formats += _other_layers(formats, quant, modules or (), shape.layers)
     frozen = {parent: frozenset(found) for parent, found in experts.items()}
     return Facts(config, shape, quant, tuple(formats), frozen, engine, tp)
+
+
+def _other_layers(
+    formats: Iterable[tuple[Linear, Format]], quant: QuantizationMap, modules: Iterable[str], layers: int
+) -> list[tuple[Linear, Format]]:
+    """Linears outside the routed experts, of the first layer in which a block is stored unlike any before.
+
+    A block (``self_attn``, ``mlp.shared_experts``) comes whole, since engines merge some of its linears.
+    """
+    models: dict[str, dict[str, Linear]] = defaultdict(dict)
+    known: dict[str, set[tuple[Format, ...]]] = defaultdict(set)
+    first: dict[str, dict[str, Format]] = defaultdict(dict)
+    for linear, form in formats:
+        if linear.group in ("attention", "dense_mlp", "shared_expert"):
+            block, leaf = _block(linear.module)
+            models[block][leaf], first[block][leaf] = linear, form
+    for block, found in first.items():
+        known[block].add(tuple(found.values()))
+    blocks: dict[str, set[str]] = defaultdict(set)  # of each layer: parent -> last names
+    for name in modules:
+        layer = name.partition(".layers.")[2].partition(".")[0]
+        if layer.isdecimal() and int(layer) < layers and _block(name)[1] in models.get(_block(name)[0], ()):
+            blocks[name.rpartition(".")[0]].add(_block(name)[1])
+    added: list[tuple[Linear, Format]] = []
+    for parent, leaves in blocks.items():
+        alike = models[_block(f"{parent}.x")[0]]
+        found = {leaf: quant.format_of(f"{parent}.{leaf}") for leaf in alike if leaf in leaves}
+        signature = tuple(found.values())
+        if len(found) < len(alike) or signature in known[_block(f"{parent}.x")[0]]:
+            continue
+        known[_block(f"{parent}.x")[0]].add(signature)
+        for leaf, form in found.items():
+            linear = alike[leaf]
+            merged = linear.merged and f"{parent}.{linear.merged.rpartition('.')[2]}"
+            added.append((replace(linear, module=f"{parent}.{leaf}", merged=merged), form))
+    return added
+
+
+def _block(module: str) -> tuple[str, str]:
+    """What of a name lies between the layer's number and the last dot, and what comes after it."""
+    block, _, leaf = module.partition(".layers.")[2].partition(".")[2].rpartition(".")
+    return block, leaf
 
 
 def _place(module: str, layers: int) -> tuple[str, bool]:

@@ -30,11 +30,12 @@ from .notices import notices
 from .pending import refuse_pending
 from .plan import DERIVED, PUBLISHER, Plan, SourceId
 from .quantization_config import decode_config, prefill_config
-from .selection import Modules, check_calibrated, ranges, select
+from .selection import Modules, ranges
 from .shards import pack
 from .sizes import Sizes, ViewSize, measure_shards, measure_source
 from .source import check_family, no_fp8_side, resolved_recipe, source_storage
 from .targets import Universe
+from .treatment import Treatments, treatments
 from .views import Outcome, copied, copy, decode_rest, is_fp8_selected, quantized, to_fp8, untouched
 
 if TYPE_CHECKING:
@@ -87,7 +88,6 @@ class _Builder:
     classifier: Classifier
     modules: Modules
     storage: str
-    scheme: Scheme
     warnings: list[str]
     kept_layers: frozenset[int]
     kept: frozenset[str] = frozenset()  # modules that would be quantized without kept_layers
@@ -110,17 +110,18 @@ class _Builder:
                 "make_fp8 (--make-fp8) derives FP8 from BF16 or INT4, but this source is FP8 already",
                 where="prefill.make_fp8", hint="Leave it out: the published files are the prefill view.",
             )  # fmt: skip
-        scheme = decode_scheme(recipe.decode.scheme, recipe.decode.group_size)
         warnings = [*checkpoint.warnings, *classifier.warnings, *notices(checkpoint)]
         warnings += [odd_layers] if odd_layers else []
-        return cls(checkpoint, recipe, classifier, modules, storage, scheme, warnings, kept_layers)
+        return cls(checkpoint, recipe, classifier, modules, storage, warnings, kept_layers)
 
     def build(self) -> Plan:
+        ways = Treatments({}, ())
         if self.storage == "int4":
             decode = {m: untouched(w) for m, w in self.modules.weights.items()}
             self._check_native_int4()
         else:
-            decode = self._decode_outcomes()
+            ways = treatments(self.modules, self.recipe)
+            decode = self._decode_outcomes(ways)
         prefill = self._prefill_outcomes()
         max_bytes = self.recipe.output.max_shard_bytes
         writes_decode, writes_prefill = self.storage != "int4", self.storage != "fp8"
@@ -143,27 +144,31 @@ class _Builder:
             warnings=tuple(self.warnings),
             limits=self._limits(decode),
             kept_layers=self.kept_layers,
+            caught=ways.caught,
         )
 
-    def _decode_outcomes(self) -> dict[str, Outcome]:
-        chosen = select(self.modules, self.recipe.decode)
-        self._check_quantizable(chosen)
+    def _decode_outcomes(self, ways: Treatments) -> dict[str, Outcome]:
+        chosen = frozenset(ways.by_module)
+        self._check_quantizable(ways)
         if self.recipe.decode.mtp == "quantize":
             mtp = {m for m, r in self.modules.roles.items() if r.is_mtp}
             if not mtp:
                 self.warnings.append("decode.mtp is quantize, but the source has no multi-token-prediction layers")
             elif not mtp & chosen:
                 self.warnings.append(
-                    "decode.mtp is quantize, but decode.layers or decode.keep leaves those layers out"
+                    "decode.mtp is quantize, but decode.layers, decode.keep or an override leaves those layers out"
                 )
         chosen = self._amended(chosen)
         self._warn_of_exponent_scales(chosen)
         return {
-            module: quantized(weight, self.scheme, self.recipe.decode)
+            module: quantized(weight, self._scheme((way := ways.by_module[module]).group_size), way)
             if module in chosen
             else decode_rest(weight, self.recipe.decode, self._derives_fp8(module))
             for module, weight in self.modules.weights.items()
         }
+
+    def _scheme(self, group_size: int) -> Scheme:
+        return decode_scheme(self.recipe.decode.scheme, group_size)
 
     def _amended(self, chosen: frozenset[str]) -> frozenset[str]:
         """``chosen`` without what amendments keep."""
@@ -215,11 +220,10 @@ class _Builder:
             return False
         return is_fp8_selected(self.modules.roles[module], self.classifier.family.keep_plain)
 
-    def _check_quantizable(self, chosen: frozenset[str]) -> None:
-        check_calibrated(self.modules, chosen, self.recipe.decode.method)
-        for module in sorted(chosen):
+    def _check_quantizable(self, ways: Treatments) -> None:
+        for module, way in sorted(ways.by_module.items()):
             weight = self.modules.weights[module]
-            if problem := self.scheme.problem(weight.shape):
+            if problem := self._scheme(way.group_size).problem(weight.shape):
                 # With no group size that fits it is the source's fault, else the recipe's.
                 error = UnsupportedError if "no supported" in problem else RecipeError
                 raise error(
@@ -227,7 +231,7 @@ class _Builder:
                     hint="Choose a group size that fits, or keep the module (decode.keep).",
                 )  # fmt: skip
         for info, role in self.modules.others.values():
-            if role.part in _CALIBRATED_PARTS and role.module in chosen:
+            if role.part in _CALIBRATED_PARTS and role.module in ways.by_module:
                 raise UnsupportedError(
                     f"{role.part} of a module to be quantized is not supported", where=info.place,
                     accepted="FP8 weights with dynamic activation scales", hint="Keep the module (decode.keep).",
@@ -244,7 +248,7 @@ class _Builder:
         ]
         if decode.group_size != group:
             asked.append("group_size")
-        asked = [f"decode.{option}" for option in asked]
+        asked = ["overrides"] * bool(self.recipe.overrides) + [f"decode.{option}" for option in asked]
         if self.recipe.calibration not in (None, CalibrationSection()):
             asked.append("calibration")
         if self.recipe.budget is not None:
@@ -257,7 +261,7 @@ class _Builder:
 
     def _decode_config(self, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
         universe = Universe(self.modules.roles, self.classifier.family)
-        return decode_config(self.checkpoint.config, outcomes, universe, self.scheme)
+        return decode_config(self.checkpoint.config, outcomes, universe, self._scheme)
 
     def _jobs(self, outcomes: Mapping[str, Outcome]) -> Iterator[tuple[int | None, Job]]:
         for module, outcome in outcomes.items():

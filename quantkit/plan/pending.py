@@ -13,7 +13,7 @@ def refuse_pending(recipe: Recipe) -> None:
         RecipeError: naming the option.
     """
     asked = {
-        "overrides": bool(recipe.overrides),
+        "overrides": any(o.method in FOLDING_METHODS for o in recipe.overrides),
         "decode.method": recipe.decode.method in FOLDING_METHODS,
     }
     if option := next((name for name, is_asked in asked.items() if is_asked), None):

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from ..recipe.recipe import Recipe
-from .fate import Action, Fate, Job, Shard
+from .fate import Action, Fate, Job, Op, Shard
 from .sizes import DiskNeed, Sizes
 
 PLAN_FORMAT = 1
@@ -56,6 +56,7 @@ class Plan:
         warnings: what the user should know.
         limits: name of a routed expert's weight that is quantized -> its limit in the quality budget.
         kept_layers: decoder layers that amendments leave as the source has them; empty when planning.
+        caught: for each override of the recipe, how many modules it decided.
     """
 
     recipe: Recipe
@@ -73,6 +74,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     kept_layers: frozenset[int] = frozenset()
+    caught: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         """Short: a plan of a large model holds some hundred thousand fates."""
@@ -103,6 +105,14 @@ class Plan:
         """Decoder layers with at least one quantized module."""
         found = {f.layer for f in self.fates.values() if f.decode is Action.QUANTIZE and f.layer is not None}
         return tuple(sorted(found))
+
+    @cached_property
+    def methods(self) -> dict[tuple[str, int], int]:
+        """(method, group size) -> number of modules that are quantized so, the most common first."""
+        found = Counter(
+            (job.method or "", job.group_size or 0) for job in self.jobs("decode") if job.op is Op.TO_INT4
+        )
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     @cached_property
     def disk(self) -> DiskNeed:
@@ -174,6 +184,10 @@ class Plan:
             "sizes": self.sizes.to_json(),
             "files": {"decode": len(self.decode), "prefill": len(self.prefill)},
             "quantized_layers": list(self.quantized_layers),
+            "methods": [
+                {"method": method, "group_size": size, "modules": n} for (method, size), n in self.methods.items()
+            ],
+            "overrides_caught": list(self.caught),
             "quantization_config": self.decode_config.get("quantization_config"),
             "warnings": list(self.warnings),
         }

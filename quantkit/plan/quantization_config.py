@@ -12,8 +12,8 @@ all routed experts.
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..checkpoint.tensor import Storage
@@ -29,16 +29,16 @@ def decode_config(
     config: Mapping[str, Any],
     outcomes: Mapping[str, Outcome],
     universe: Universe,
-    scheme: Scheme,
+    scheme_of: Callable[[int], Scheme],
 ) -> dict[str, Any]:
     """config.json of the decode view.
 
     Args:
         config: the source's.
         outcomes: module -> how it is stored in the decode view.
-        scheme: of the quantized modules.
+        scheme_of: group size -> format of the quantized modules.
     """
-    membership = _membership(config, outcomes)
+    membership = _membership(config, outcomes, universe)
     members: dict[str, list[str]] = defaultdict(list)
     for module, group in membership.items():
         members[group].append(module)
@@ -46,7 +46,7 @@ def decode_config(
     universe.check(patterns, membership)
     groups: dict[str, dict[str, Any]] = {}
     for key in sorted(k for k in members if k != _IGNORE):
-        described = _describe(key, config, outcomes[members[key][0]], scheme)
+        described = _describe(key, config, outcomes[members[key][0]], scheme_of)
         groups[f"group_{len(groups)}"] = {"targets": list(patterns[key]), **described}
     formats = {group["format"] for group in groups.values()}
     quantization = {
@@ -75,15 +75,15 @@ def prefill_config(config: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -
     return _with_quantization(config, quantization)
 
 
-def _membership(config: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+def _membership(config: Mapping[str, Any], outcomes: Mapping[str, Outcome], universe: Universe) -> dict[str, str]:
     """Module -> key of its group. Keys sort in the order in which groups stand in the config."""
-    groups = _source_groups(config)
+    groups, int4 = _source_groups(config), _int4_order(outcomes, universe)
     found: dict[str, str] = {}
     for module, outcome in outcomes.items():
         if outcome.stored is Storage.PLAIN:
             found[module] = _IGNORE
         elif outcome.stored is Storage.INT4_GROUP:
-            found[module] = "a"
+            found[module] = f"a-{int4[outcome.block[1]]}"
         elif outcome.stored is Storage.FP8_BLOCK:
             found[module] = f"b-{outcome.block[0]}x{outcome.block[1]}"
         else:
@@ -91,9 +91,20 @@ def _membership(config: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> d
     return found
 
 
-def _describe(key: str, config: Mapping[str, Any], outcome: Outcome, scheme: Scheme) -> dict[str, Any]:
-    if key == "a":
-        return _group("pack-quantized", scheme.quantization_args(), None)
+def _int4_order(outcomes: Mapping[str, Outcome], universe: Universe) -> dict[int, int]:
+    """Group size -> its rank: that of most routed experts first (see the module)."""
+    routed: Counter[int] = Counter()
+    for module, outcome in outcomes.items():
+        if outcome.stored is Storage.INT4_GROUP:
+            routed[outcome.block[1]] += universe.is_routed(module)
+    return {size: rank for rank, size in enumerate(sorted(routed, key=lambda size: (-routed[size], size)))}
+
+
+def _describe(
+    key: str, config: Mapping[str, Any], outcome: Outcome, scheme_of: Callable[[int], Scheme]
+) -> dict[str, Any]:
+    if outcome.stored is Storage.INT4_GROUP:
+        return _group("pack-quantized", scheme_of(outcome.block[1]).quantization_args(), None)
     if outcome.stored is Storage.FP8_BLOCK:
         block = Fp8Block(outcome.block)
         return _group("float-quantized", block.quantization_args(), {

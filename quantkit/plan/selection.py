@@ -143,7 +143,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def check_calibrated(modules: Modules, chosen: frozenset[str], method: str) -> None:
+def check_calibrated(modules: Modules, chosen: frozenset[str], method: str, where: str = "decode.method") -> None:
     """Calibration gives routed experts of the layers that transformers runs; nothing falls back silently.
 
     Raises:
@@ -154,7 +154,7 @@ def check_calibrated(modules: Modules, chosen: frozenset[str], method: str) -> N
         if role.is_mtp or role.role is not Role.ROUTED_EXPERT:
             kind = "a multi-token-prediction layer" if role.is_mtp else f"the role {role.role.value}"
             raise RecipeError(
-                f"method {method} does not quantize modules of {kind} yet: {module}", where="decode.method",
+                f"method {method} does not quantize modules of {kind} yet: {module}", where=where,
                 accepted="routed experts of the model's own layers (linears: routed, mtp: keep)",
                 hint="Choose fewer modules, or the method mse.",
             )  # fmt: skip

@@ -34,7 +34,7 @@ from .capacity import (
     speedup_bound,
 )
 from .estimate import estimate_disk, estimate_time
-from .fate import Fate, Op
+from .fate import Action, Fate, Op
 from .memory import choose_budget, widest_row_block
 from .probe import Rates, measure
 
@@ -227,14 +227,25 @@ def _capacity(
     }  # fmt: skip
 
 
+def _representatives(plan: Plan) -> list[str]:
+    """All linears but routed experts, and of those one expert of every layer and way of storing it."""
+    sizes = {job.sources[0]: job.group_size for job in plan.jobs("decode") if job.op is Op.TO_INT4}
+    found: list[str] = []
+    experts: dict[tuple[int | None, str], list[tuple[str, Action, int | None]]] = defaultdict(list)
+    for fate in plan.fates.values():
+        if fate.name.endswith((".weight", ".weight_packed")):
+            parent, _, leaf = fate.name.rpartition(".")[0].rpartition(".")
+            if fate.role is Role.ROUTED_EXPERT:
+                experts[fate.layer, parent].append((leaf, fate.decode, sizes.get(fate.name)))
+            else:
+                found.append(f"{parent}.{leaf}")
+    first = {(layer, frozenset(stored)): (parent, stored) for (layer, parent), stored in experts.items()}
+    return sorted([*found, *(f"{parent}.{leaf}" for parent, stored in first.values() for leaf, _, _ in stored)])
+
+
 def _engines(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
     """view -> engine -> tensor-parallel size -> level and the reasons that are not ``ok``."""
-    # One expert of every layer and fate: those of one fate are stored alike.
-    first = {
-        (f.layer, f.name.rpartition(".")[0].rpartition(".")[2], f.decode): f.name.rpartition(".")[0]
-        for f in plan.fates.values()
-        if f.role is Role.ROUTED_EXPERT and f.name.endswith((".weight", ".weight_packed"))
-    }
+    modules = _representatives(plan)
     configs = {"prefill": plan.prefill_config or checkpoint.config, "decode": plan.decode_config}
     return {
         view: {
@@ -253,7 +264,7 @@ def _engines(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
                 configs[view],
                 quantization_of(configs[view]),
                 sizes=TENSOR_PARALLEL,
-                modules=sorted(first.values()),
+                modules=modules,
             ).items()
         }
         for view in VIEWS

@@ -55,6 +55,9 @@ class Universe:
         self._roles = roles
         self._all = self._index(roles)
 
+    def is_routed(self, module: str) -> bool:
+        return self._forms[module].routed
+
     def _index(self, modules: Iterable[str]) -> dict[_Form, dict[int, set[int]]]:
         found: dict[_Form, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         for module in modules:

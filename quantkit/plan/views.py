@@ -15,6 +15,7 @@ from ..models.role import Role, TensorRole
 from ..recipe.sections import DecodeSection
 from ..scheme import Fp8Block, OutputTensor, Scheme
 from .fate import Action, Job, Op
+from .treatment import Treatment
 
 FP8 = frozenset({Storage.FP8_BLOCK, Storage.FP8_CHANNEL, Storage.FP8_TENSOR})
 _FP8_ROLES = frozenset({Role.ROUTED_EXPERT, Role.SHARED_EXPERT, Role.DENSE_MLP, Role.ATTENTION, Role.INDEXER})
@@ -58,12 +59,12 @@ def copy(source: str, name: str, dtype: str, shape: tuple[int, ...]) -> Job:
     return Job(Op.COPY, (source,), (OutputTensor(name, dtype, shape),))
 
 
-def quantized(weight: StoredWeight, scheme: Scheme, decode: DecodeSection) -> Outcome:
-    """Group INT4 in the decode view."""
+def quantized(weight: StoredWeight, scheme: Scheme, way: Treatment) -> Outcome:
+    """Group INT4 in the decode view; ``scheme`` is that of the group size."""
     outputs = scheme.outputs(weight.module, weight.shape)
     return _made(
-        weight, Job(Op.TO_INT4, _names(weight), outputs, decode.method, decode.group_size),
-        Storage.INT4_GROUP, (1, decode.group_size), Action.QUANTIZE,
+        weight, Job(Op.TO_INT4, _names(weight), outputs, way.method, way.group_size),
+        Storage.INT4_GROUP, (1, way.group_size), Action.QUANTIZE,
     )  # fmt: skip
 
 

@@ -185,7 +185,7 @@ def test_with_module_names_every_expert_is_checked() -> None:
     assert verdict(check(config, quantization, "vllm", 8)) is Level.OK  # the representative is another one
     bad = [f for f in check(config, quantization, "vllm", 8, modules=modules) if f.level is Level.NO]
     assert [f.rule for f in bad] == ["expert-one-format"]
-    assert "in 1 of 12: model.layers.4.mlp.experts.2" in bad[0].message
+    assert "in 1 of 3 layers: model.layers.4.mlp.experts.2" in bad[0].message
 
 
 def test_experts_of_a_layer_share_a_format() -> None:
