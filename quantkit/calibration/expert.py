@@ -12,10 +12,12 @@ every weight say how many tokens it had and whether it was shrunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from quantkit.recipe.treatment import Treatment
 
 from .experts import Inputs, Routed
 from .gptq import Calibrated, GptqSettings, gptq
@@ -40,7 +42,7 @@ class ExpertSettings:
     """How an expert is calibrated.
 
     Attributes:
-        gptq: of each weight.
+        gptq: of each weight, but for its group size, which is the weight's own.
         min_tokens: an expert with fewer is starved.
         propagate: ``quantized`` (the next layer sees what this one will compute) or ``original``.
         route_all: learn from all tokens of the layer, each counting 1; then no expert is starved.
@@ -86,17 +88,19 @@ class Expert:
 
 
 def calibrate_expert(
-    weights: Weights, chosen: Collection[str], routed: Routed, inputs: Inputs, gating: Gating, where: str,
-    settings: ExpertSettings, over: Over | None = None,
+    weights: Weights, chosen: Mapping[str, Treatment], routed: Routed, inputs: Inputs, gating: Gating, where: str,
+    settings: ExpertSettings, over: Over | None = None, rounded: Weights | None = None,
 ) -> tuple[dict[str, Calibrated], Tensor]:  # fmt: skip
     """Quantize the ``chosen`` projections of an expert by its tokens.
 
     Args:
         weights: float32 by projection.
+        chosen: how each of them is quantized; gate and up share their Hessian in any case.
         routed: its tokens.
         inputs: all tokens of the layer, for the average.
         where: name of the expert, for errors.
         over: how far a result is over its limit; then it is tried again (``retry.py``).
+        rounded: what projections that are not chosen are in the quantized model, where that is not ``weights``.
 
     Returns:
         Results by projection, and the weighted outputs ``[n, H]`` that go on.
@@ -110,18 +114,20 @@ def calibrate_expert(
     learned = inputs.all() if settings.route_all else routed
     entry = [p for p in (GATE, UP) if p in chosen]
     found: dict[str, Calibrated] = {}
-    replaced = dict(weights)
+    replaced = {**weights, **(rounded or {})}
 
     def quantize(projections: list[str], seen: Callable[[Tensor], Tensor]) -> None:
         columns = weights[projections[0]].shape[1]
         at = f"{where}.{'/'.join(projections)}"
         hessian = _hessian(columns, at, seen, learned, average, settings)
-        results = gptq([weights[p] for p in projections], hessian, settings.gptq)
-        for projection, result in zip(projections, results, strict=True):
-            if over is not None:
-                limit = partial(over, projection)
-                result = retried(result, weights[projection], hessian, settings.gptq, limit)
-            found[projection], replaced[projection] = replace(result, tokens=tokens), _back(result, columns)
+        for way in dict.fromkeys(chosen[p] for p in projections):
+            own = replace(settings.gptq, group_size=way.group_size)
+            alike = [p for p in projections if chosen[p] == way]
+            for projection, result in zip(alike, gptq([weights[p] for p in alike], hessian, own), strict=True):
+                if over is not None:
+                    result = retried(result, weights[projection], hessian, own, partial(over, projection))
+                found[projection] = replace(result, tokens=tokens)
+                replaced[projection] = _back(result, columns)
 
     if entry:
         quantize(entry, lambda states: states)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..units import format_bytes, format_gb, format_gib, format_seconds
 from .console import Block, Table
+from .show_report import override_text
 
 Summary = Mapping[str, Any]
 _VIEWS = ("prefill", "decode")
@@ -18,6 +19,7 @@ def plan(summary: Summary, *, all_reasons: bool = False) -> Iterator[Block]:
     at = f" at {source['revision']}" if source["revision"] else ""
     yield f"source     {source['label']}{at} ({source['kind']}), family {summary['family']}"
     yield f"recipe     {summary['recipe']['name']}: {_recipe(summary['recipe'])}"
+    yield from _treatments(summary)
     yield f"plan       {summary['plan_id']}"
     yield _fates(summary)
     yield _sizes(summary["sizes"])
@@ -46,6 +48,18 @@ def _recipe(recipe: Summary) -> str:
     layers = "all layers" if decode["layers"] is None else f"layers {_ranges(decode['layers'])}"
     derived = ", FP8 derived" if recipe["prefill"]["make_fp8"] else ""
     return f"{said}, {layers}, rest {decode['rest']}, MTP {decode['mtp']}{derived}"
+
+
+def _treatments(summary: Summary) -> Iterator[str]:
+    """How many modules each method has and how many each override decided, where there are overrides."""
+    overrides = summary["recipe"].get("overrides", ())
+    if overrides:
+        said = [
+            f"{row['modules']:,} {row['method']} in groups of {row['group_size']}" for row in summary["methods"]
+        ]
+        yield f"modules    {', '.join(said)}"
+    for override, caught in zip(overrides, summary["overrides_caught"], strict=True):
+        yield f"override   {override['pattern']}: {override_text(override)}, {caught:,} modules"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -21,6 +21,8 @@ def conversion(path: str, found: Mapping[str, Any]) -> Iterator[Block]:
     yield f"source     {found['source'] or '(a local checkpoint)'}, {found['family']}"
     yield f"pair       {found['pair_id']}"
     yield f"method     {decode['method']}, group size {decode['group_size']}"
+    for override in found["recipe"].get("overrides", ()):
+        yield f"override   {override['pattern']}: {override_text(override)}"
     for kept in found.get("amendments", ()):
         worst = kept["worst"]
         yield (
@@ -104,7 +106,16 @@ def comparison(found: Comparison) -> Iterator[Block]:
 
 def _side(side: Side) -> str:
     data = f", calibration {side.calibration[:16]}" if side.calibration else ""
-    return f"{side.path}: {side.method}, group size {side.group_size}{data}"
+    more = f", {side.overrides} overrides" if side.overrides else ""
+    return f"{side.path}: {side.method}, group size {side.group_size}{more}{data}"
+
+
+def override_text(override: Mapping[str, Any]) -> str:
+    """What an override of a recipe says, without its pattern."""
+    if override["keep"]:
+        return "kept"
+    size = override["group_size"] and f"group size {override['group_size']}"
+    return ", ".join(filter(None, (override["method"], size)))
 
 
 def _number(figure: float | None) -> str:

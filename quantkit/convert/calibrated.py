@@ -23,14 +23,14 @@ from ..calibration.gptq import GptqSettings
 from ..calibration.memory import Shape, choose_workers, largest_layer
 from ..calibration.skeleton import Skeleton
 from ..calibration.stream import Stream, Workers, batch_samples
-from ..calibration.weights import routed_experts
+from ..calibration.weights import WeightReader, routed_experts
 from ..checkpoint.tensor import Storage, StoredWeight
 from ..errors import SourceError
 from ..models.classify import find_family
 from ..models.config import text_config
 from ..models.role import Role
 from ..plan.memory import resident_bytes
-from .calibrated_jobs import CalibratedJobs
+from .calibrated_jobs import CalibratedJobs, treatment_of
 from .calibration_state import FOLDER, SpilledArrays, load_state, save_state
 from .ops import relative_error
 from .progress import Ticker
@@ -102,7 +102,7 @@ class Calibration:
             return
         folder = self._target.work / FOLDER
         folder.mkdir(exist_ok=True)
-        skeleton = Skeleton(self._checkpoint, self._classifier, self.read)
+        skeleton = Skeleton(self._checkpoint, self._classifier, self._reader(jobs))
         workers = Workers(self._budget.workers)
         try:
             arrays = SpilledArrays(folder, self._budget.array_bytes)
@@ -133,6 +133,16 @@ class Calibration:
             raise SourceError("NaN or infinity", where=weight.weight.place, hint="Download the source again.")
         return array
 
+    def _reader(self, jobs: CalibratedJobs) -> WeightReader:
+        """Weights outside the experts, as the layers that are calibrated see them (``propagate``)."""
+        if self.settings.propagate == "original":
+            return self.read
+
+        def read(weight: StoredWeight, start: int, stop: int) -> NDArray[np.float32]:
+            return jobs.read(weight)[start:stop] if jobs.is_rounded(weight) else self.read(weight, start, stop)
+
+        return read
+
     def _shape(self) -> Shape:
         text = text_config(self._checkpoint.config)
         heads = text.get("num_attention_heads")
@@ -160,22 +170,24 @@ class _Layer:
     def expert(self, expert: int, routed: Routed, inputs: Inputs) -> Tensor:
         self._ticker.check()
         stored = self._of.experts[self._layer, expert]
-        chosen = {p: weight for p, weight in stored.items() if self._jobs.job_of(weight) is not None}
+        chosen = {p: treatment_of(job) for p, w in stored.items() if (job := self._jobs.job_of(w)) is not None}
+        rounded = [p for p, weight in stored.items() if self._jobs.is_rounded(weight)]
         settings = self._of.settings
-        if all(self._jobs.is_done(weight) for weight in chosen.values()):
-            kept = chosen if settings.propagate == "quantized" else {}
+        if all(self._jobs.is_done(stored[p]) for p in chosen):
+            made = {*chosen, *rounded} if settings.propagate == "quantized" else set()
             return routed.outputs(Expert({
-                p: self._jobs.read(weight) if p in kept else self._of.read(weight, 0, weight.shape[0])
+                p: self._jobs.read(weight) if p in made else self._of.read(weight, 0, weight.shape[0])
                 for p, weight in stored.items()
             }, self._gating))  # fmt: skip
         weights = {p: self._of.read(weight, 0, weight.shape[0]) for p, weight in stored.items()}
         where = stored[next(iter(chosen))].module.rpartition(".")[0]
         found, outputs = calibrate_expert(
-            weights, chosen, routed, inputs, self._gating, where, settings, self._over(chosen)
+            weights, chosen, routed, inputs, self._gating, where, settings,
+            self._over({p: stored[p] for p in chosen}), {p: self._jobs.read(stored[p]) for p in rounded},
         )  # fmt: skip
         for projection, result in found.items():
             self._jobs.write(stored[projection], result, facts(result, settings))
-        self._jobs.flush(chosen.values())
+        self._jobs.flush(stored[p] for p in chosen)
         return outputs
 
     def _over(self, chosen: Mapping[str, StoredWeight]) -> Over | None:
@@ -215,10 +227,10 @@ def _resident(max_memory: int | None) -> int:
 
 def settings_of(plan: Plan) -> ExpertSettings:
     """What the recipe says of calibration."""
-    recipe, section = plan.recipe, plan.recipe.calibration
+    section = plan.recipe.calibration
     if section is None:
         raise RuntimeError("a recipe without calibration has calibrated jobs")
-    gptq = GptqSettings(group_size=recipe.decode.group_size, percdamp=section.percdamp)
+    gptq = GptqSettings(percdamp=section.percdamp)
     return ExpertSettings(
         gptq, section.min_tokens, section.propagate, section.route_all, section.down_inputs
     )  # fmt: skip

@@ -33,7 +33,7 @@ class Side:
 
     Attributes:
         path: its directory.
-        method, group_size: of its recipe.
+        method, group_size: of its recipe; ``overrides`` of them that it has for some modules.
         calibration: digest of the calibration set, None for data-free methods.
     """
 
@@ -42,6 +42,7 @@ class Side:
     method: str
     group_size: int
     calibration: str | None
+    overrides: int
 
 
 @dataclass(frozen=True)
@@ -213,5 +214,5 @@ def _side(artifact: Artifact) -> Side:
     decode = manifest.recipe["decode"]
     return Side(
         os.fspath(artifact.path), manifest.pair_id, decode["method"], decode["group_size"],
-        manifest.calibration_sha256,
+        manifest.calibration_sha256, len(manifest.recipe.get("overrides", ())),
     )  # fmt: skip

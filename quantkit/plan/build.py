@@ -35,7 +35,7 @@ from .shards import pack
 from .sizes import Sizes, ViewSize, measure_shards, measure_source
 from .source import check_family, no_fp8_side, resolved_recipe, source_storage
 from .targets import Universe
-from .treatment import Treatments, treatments
+from .treatments import Treatments, treatments
 from .views import Outcome, copied, copy, decode_rest, is_fp8_selected, quantized, to_fp8, untouched
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from ..checkpoint.tensor import Storage, StoredWeight
 from ..errors import UnsupportedError
 from ..models.role import Role, TensorRole
 from ..recipe.sections import DecodeSection
+from ..recipe.treatment import Treatment
 from ..scheme import Fp8Block, OutputTensor, Scheme
 from .fate import Action, Job, Op
-from .treatment import Treatment
 
 FP8 = frozenset({Storage.FP8_BLOCK, Storage.FP8_CHANNEL, Storage.FP8_TENSOR})
 _FP8_ROLES = frozenset({Role.ROUTED_EXPERT, Role.SHARED_EXPERT, Role.DENSE_MLP, Role.ATTENTION, Role.INDEXER})

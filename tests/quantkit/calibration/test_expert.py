@@ -12,8 +12,10 @@ import quantkit_kernels as kernels
 from quantkit.calibration import GptqSettings, Hessian, gptq
 from quantkit.calibration.expert import Expert, ExpertSettings, calibrate_expert, facts
 from quantkit.calibration.experts import CHUNK_TOKENS, Inputs
+from quantkit.recipe.treatment import Treatment
 
 HIDDEN, INNER, EXPERTS = 128, 64, 3
+GPTQ = dict.fromkeys(("gate", "up", "down"), Treatment("gptq", 32))
 
 
 def gating(gate_up: torch.Tensor) -> torch.Tensor:
@@ -46,9 +48,7 @@ def tokens_of(inputs: Inputs, expert: int) -> list[tuple[int, float]]:
 def test_gate_and_up_then_down_behind_them() -> None:
     inputs = inputs_of([[i % 3, (i + 1) % 3] for i in range(90)])
     weights, settings = weights_of(0), ExpertSettings(GptqSettings(group_size=32), min_tokens=10)
-    found, outputs = calibrate_expert(
-        weights, ["gate", "up", "down"], inputs.routed(1), inputs, gating, "layer.expert", settings
-    )
+    found, outputs = calibrate_expert(weights, GPTQ, inputs.routed(1), inputs, gating, "layer.expert", settings)
     tokens = tokens_of(inputs, 1)
     x = torch.stack([inputs.states[t] for t, _ in tokens])
     counts = torch.tensor([w * w for _, w in tokens])
@@ -73,13 +73,15 @@ def test_original_weights_go_on_if_asked() -> None:
     inputs = inputs_of([[i % 3] for i in range(60)])
     weights, routed = weights_of(1), inputs.routed(2)
     settings = ExpertSettings(min_tokens=0, propagate="original")
-    _, outputs = calibrate_expert(weights, ["down"], routed, inputs, gating, "", settings)
+    _, outputs = calibrate_expert(weights, {"down": GPTQ["down"]}, routed, inputs, gating, "", settings)
     assert torch.equal(outputs, routed.outputs(Expert(weights, gating)))
 
 
 def test_what_is_not_chosen_stays() -> None:
     inputs = inputs_of([[i % 3] for i in range(60)])
-    found, _ = calibrate_expert(weights_of(1), ["up"], inputs.routed(0), inputs, gating, "", ExpertSettings())
+    found, _ = calibrate_expert(
+        weights_of(1), {"up": GPTQ["up"]}, inputs.routed(0), inputs, gating, "", ExpertSettings()
+    )
     assert list(found) == ["up"]
 
 
@@ -98,7 +100,7 @@ def test_down_learns_behind_the_original_gate_and_up_if_asked() -> None:
     weights, found = weights_of(3), {}
     for kind in ("quantized", "original"):
         settings = ExpertSettings(min_tokens=0, down_inputs=kind)
-        found[kind], _ = calibrate_expert(weights, weights, inputs.routed(1), inputs, gating, "", settings)
+        found[kind], _ = calibrate_expert(weights, GPTQ, inputs.routed(1), inputs, gating, "", settings)
     tokens = tokens_of(inputs, 1)
     x = torch.stack([inputs.states[t] for t, _ in tokens])
     z = torch.nn.functional.silu(x @ torch.from_numpy(weights["gate"]).T) * (x @ torch.from_numpy(weights["up"]).T)
@@ -113,7 +115,7 @@ def test_every_expert_learns_from_all_tokens_if_asked(routed: int) -> None:
     """Whatever is routed to it: the same bits, outputs for its own tokens, no shrinking."""
     inputs = inputs_of([[1 if i < routed else 0] for i in range(300)])
     weights, settings = weights_of(4), ExpertSettings(min_tokens=10_000, route_all=True)
-    found, outputs = calibrate_expert(weights, weights, inputs.routed(1), inputs, gating, "", settings)
+    found, outputs = calibrate_expert(weights, GPTQ, inputs.routed(1), inputs, gating, "", settings)
     entry = quantized_by(np.concatenate([weights["gate"], weights["up"]]), inputs.states, None)
     both = (np.concatenate([getattr(found[p].weight, k) for p in ("gate", "up")]) for k in ("packed", "scale"))
     assert all(
@@ -128,14 +130,54 @@ def test_every_expert_learns_from_all_tokens_if_asked(routed: int) -> None:
     assert all(result.tokens == routed and not facts(result, settings)["shrunk"] for result in found.values())
 
 
+def test_gate_and_up_in_groups_of_different_sizes() -> None:
+    """As each of them by itself, from the Hessian that they share; down by its own size behind both."""
+    inputs = inputs_of([[i % 3] for i in range(90)])
+    weights, routed, settings = weights_of(3), inputs.routed(1), ExpertSettings(min_tokens=0)
+    chosen = {"gate": Treatment("gptq", 32), "up": Treatment("gptq", 128), "down": Treatment("gptq", 64)}
+    found, _ = calibrate_expert(weights, chosen, routed, inputs, gating, "", settings)
+    assert {p: r.weight.scale.shape[1] for p, r in found.items()} == {"gate": 4, "up": 1, "down": 1}
+    back = {}
+    for projection in ("gate", "up"):
+        alone, _ = calibrate_expert(
+            weights, {projection: chosen[projection]}, routed, inputs, gating, "", settings
+        )
+        assert np.array_equal(found[projection].weight.packed, alone[projection].weight.packed)
+        made = found[projection].weight
+        back[projection] = kernels.int4_to_float32(made.packed, made.scale, HIDDEN)
+    behind, _ = calibrate_expert(
+        weights, {"down": chosen["down"]}, routed, inputs, gating, "", settings, rounded=back
+    )
+    assert np.array_equal(found["down"].weight.packed, behind["down"].weight.packed)
+    unlike, _ = calibrate_expert(weights, {"down": chosen["down"]}, routed, inputs, gating, "", settings)
+    assert not np.array_equal(found["down"].weight.packed, unlike["down"].weight.packed)
+
+
+@pytest.mark.parametrize("propagate", ["quantized", "original"])
+def test_what_is_rounded_elsewhere_goes_on_as_it_is_there(propagate: str) -> None:
+    inputs = inputs_of([[i % 3] for i in range(60)])
+    weights, routed = weights_of(1), inputs.routed(2)
+    rounded = {"up": kernels.int4_to_float32(*_parts(weights["up"]), HIDDEN)}
+    settings = ExpertSettings(min_tokens=0, propagate=propagate)
+    found, outputs = calibrate_expert(
+        weights, {"down": GPTQ["down"]}, routed, inputs, gating, "", settings, rounded=rounded
+    )
+    down = kernels.int4_to_float32(found["down"].weight.packed, found["down"].weight.scale, INNER)
+    goes_on = {**weights, **rounded, "down": down} if propagate == "quantized" else weights
+    assert torch.equal(outputs, routed.outputs(Expert(goes_on, gating)))
+
+
+def _parts(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    made = kernels.float_to_int4(weight, 32, "rtn")
+    return made.packed, made.scale
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 2])
 def test_starved_expert_learns_from_the_average_of_the_layer(tokens: int) -> None:
     """Nearer to what the layer's other tokens want than plain rounding is, and said to be shrunk."""
     inputs = inputs_of([[1 if i < tokens else 0] for i in range(300)])
     weights, settings = weights_of(2), ExpertSettings(min_tokens=64)
-    found, outputs = calibrate_expert(
-        weights, ["gate", "up", "down"], inputs.routed(1), inputs, gating, "", settings
-    )
+    found, outputs = calibrate_expert(weights, GPTQ, inputs.routed(1), inputs, gating, "", settings)
     assert outputs.shape == (tokens, HIDDEN)
     x = inputs.states
     for projection in ("gate", "up"):

@@ -16,15 +16,8 @@ from ..errors import RecipeError
 from ..models.role import Role
 from ..recipe.recipe import Recipe
 from ..recipe.sections import FOLDING_METHODS, Override
+from ..recipe.treatment import Treatment
 from .selection import Modules, check_calibrated, select
-
-
-@dataclass(frozen=True, slots=True)
-class Treatment:
-    """How one module is quantized."""
-
-    method: str
-    group_size: int
 
 
 @dataclass(frozen=True)
