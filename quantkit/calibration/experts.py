@@ -10,6 +10,7 @@ computed twice, which is little against calibrating experts.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -49,6 +50,21 @@ class Replay:
 
     def __call__(self, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         return self.outputs[self.start : self.start + hidden.shape[0]].clone()
+
+
+@dataclass(slots=True)
+class Unknown:
+    """Returns NaN, for a pass that looks at something else than what comes of the experts.
+
+    Attributes:
+        reached: whether the experts were called.
+    """
+
+    reached: bool = False
+
+    def __call__(self, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        self.reached = True
+        return hidden.new_full(hidden.shape, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,9 @@ class Routed:
         return torch.cat(parts) if parts else self.states.new_zeros(0, self.states.shape[1])
 
 
+Stage = Collect | Replay | Unknown
+
+
 def register() -> None:
     """Make transformers know ``IMPLEMENTATION``; may be called any number of times."""
     from transformers.integrations.moe import ExpertsInterface
@@ -101,7 +120,7 @@ def register() -> None:
     ExpertsInterface.register(IMPLEMENTATION, _run_stage)
 
 
-def run_at_stage(stage: Collect | Replay | None, work: Callable[[], Any]) -> Any:
+def run_at_stage(stage: Stage | None, work: Callable[[], Any]) -> Any:
     """Run a layer's pass, whose experts meet ``stage``."""
     _current.stage = stage
     try:
@@ -111,5 +130,5 @@ def run_at_stage(stage: Collect | Replay | None, work: Callable[[], Any]) -> Any
 
 
 def _run_stage(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    stage: Collect | Replay = _current.stage
+    stage: Stage = _current.stage
     return stage(hidden_states, top_k_index, top_k_weights)

@@ -102,6 +102,12 @@ class Calibrated:
     form: str
     retry: str | None = None
 
+    def float32(self) -> NDArray[np.float32]:
+        """The numbers ``[O, I]`` that the INT4 weight stands for."""
+        import quantkit_kernels as kernels
+
+        return kernels.int4_to_float32(self.weight.packed, self.weight.scale, 8 * self.weight.packed.shape[1])
+
 
 def gptq(
     weights: Sequence[NDArray[np.float32]], hessian: Hessian, settings: GptqSettings | None = None

@@ -2,14 +2,15 @@
 
 ::
 
-    peak = resident now + weights of one layer + tasks * task + working arrays
+    peak = resident now + weights of one layer + max(tasks * task, linear) + working arrays
 
 *Resident now* is interpreter, torch, transformers, headers and plan: measured. A layer counts without its routed
 experts, in float32. A *task* is the larger of one expert (weights, their quantized numbers, the sweep's copies,
-the Hessian and its factor, a chunk of tokens) and one batch on its way through attention. Working arrays (hidden
-states) get what is left, at most a quarter of the limit, and lie in mapped files beyond that, whose pages are
-given back as soon as they were used. What was freed is given back between the phases of a layer, since an
-allocator keeps it otherwise (300 MiB after a few experts of GLM-5.2).
+the Hessian and its factor, a chunk of tokens) and one batch on its way through attention. A *linear* outside the
+experts has the memory of all tasks to itself: first its Hessian grows while batches pass, then it is quantized.
+Working arrays (hidden states) get what is left, at most a quarter of the limit, and lie in mapped files beyond
+that, whose pages are given back as soon as they were used. What was freed is given back between the phases of a
+layer, since an allocator keeps it otherwise (300 MiB after a few experts of GLM-5.2).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Shape:
         heads: attention heads.
         layer_weights: of the largest layer, routed experts left out.
         batch, length: samples and tokens of one batch.
+        columns, stage: widest input and most weights of a stage of linears outside the experts; 0 without any.
     """
 
     hidden: int
@@ -45,6 +47,8 @@ class Shape:
     layer_weights: int
     batch: int
     length: int
+    columns: int = 0
+    stage: int = 0
 
     @property
     def task_bytes(self) -> int:
@@ -53,8 +57,21 @@ class Shape:
         hessian = 3 * max(self.hidden, self.inner) ** 2
         chunk = CHUNK_TOKENS * (self.hidden + 4 * self.inner)
         expert = 2 * weights + sweep + hessian + chunk
-        attention = self.batch * self.length * (3 * self.heads * self.length + 16 * self.hidden)
-        return _FLOAT * max(expert, attention)
+        return _FLOAT * max(expert, self._attention)
+
+    @property
+    def _attention(self) -> int:
+        return self.batch * self.length * (3 * self.heads * self.length + 16 * self.hidden)
+
+    def working_bytes(self, tasks: int) -> int:
+        """Without weights of the layer and working arrays."""
+        found = tasks * self.task_bytes
+        if self.stage:
+            inputs = self.batch * self.length * self.columns
+            hessian = self.columns**2 + 4 * inputs
+            gathering = hessian + tasks * (self._attention + inputs)
+            found = max(found, _FLOAT * gathering, _FLOAT * (6 * self.columns**2 + 6 * self.stage))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +91,15 @@ def choose_workers(workers: int, max_memory: int | None, resident: int, shape: S
     if max_memory is None:
         return CalibrationBudget(workers, DEFAULT_ARRAY_BYTES)
     fixed = resident + _FLOAT * shape.layer_weights
-    least = fixed + shape.task_bytes
+    least = fixed + shape.working_bytes(1)
     if max_memory < least:
         raise EnvironmentProblem(
             f"{format_bytes(max_memory)} of memory are not enough to calibrate: {format_bytes(least)} are needed",
             where="--max-memory", hint="Allow more, or convert without calibration: --method mse",
         )  # fmt: skip
     arrays = min(max_memory // ARRAY_SHARE, max_memory - least)
-    fit = max(1, (max_memory - fixed - arrays) // shape.task_bytes)
-    return CalibrationBudget(min(workers, fit), arrays)
+    left = max_memory - fixed - arrays
+    return CalibrationBudget(max(n for n in range(1, workers + 1) if shape.working_bytes(n) <= left), arrays)
 
 
 def largest_layer(weights: Iterable[tuple[int | None, int]]) -> int:
@@ -92,6 +109,19 @@ def largest_layer(weights: Iterable[tuple[int | None, int]]) -> int:
         if layer is not None:
             layers[layer] = layers.get(layer, 0) + count
     return max(layers.values(), default=0)
+
+
+def largest_stage(linears: Iterable[tuple[str, tuple[int, int]]]) -> tuple[int, int]:
+    """Widest input, and most weights of one stage, from (name, shape ``[O, I]``) of linears.
+
+    Which linears share their inputs is known when a layer runs; no more do than lie beside each other and are as
+    wide.
+    """
+    stages: dict[tuple[str, int], int] = {}
+    for name, (outputs, inputs) in linears:
+        key = (name.rpartition(".")[0], inputs)
+        stages[key] = stages.get(key, 0) + outputs * inputs
+    return max((inputs for _, inputs in stages), default=0), max(stages.values(), default=0)
 
 
 def give_back_freed() -> None:

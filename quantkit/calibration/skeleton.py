@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quantkit.checkpoint import Checkpoint
-
+    from quantkit.checkpoint.tensor import StoredWeight
 
 CARRIED = "prev_topk_indices"  # what a DSA layer without an indexer takes over from the layer before
 
@@ -145,6 +145,31 @@ class Skeleton:
         """The module of the routed experts, without weights; None for a dense layer."""
         return self._experts[layer]
 
+    def name_of(self, layer: int) -> str:
+        """What the model calls the layer."""
+        return f"{self._prefix}.layers.{layer}"
+
+    def linear(self, layer: int, weight: StoredWeight) -> str:
+        """Path in the layer of the linear that a stored weight belongs to.
+
+        Raises:
+            UnsupportedError: transformers has no such linear.
+        """
+        import torch
+
+        stored = weight.weight.name
+        start = f"{self.name_of(layer)}."
+        key = next((key for key, name in self._names.items() if name == stored and key.startswith(start)), "")
+        path = key.removeprefix(start).removesuffix(".weight")
+        module = dict(self._layers[layer].named_modules()).get(path)
+        if not isinstance(module, torch.nn.Linear):
+            raise UnsupportedError(
+                "transformers has no linear of its own for this weight", where=weight.weight.place,
+                accepted="for calibration, linears of decoder layers",
+                hint="Keep it (decode.keep, or fewer decode.linears), or use --method mse.",
+            )  # fmt: skip
+        return path
+
     @contextmanager
     def loaded(self, number: int) -> Iterator[Any]:
         """The layer with its weights, all but those of the routed experts.
@@ -154,7 +179,7 @@ class Skeleton:
         """
         layer, experts = self._layers[number], self._experts[number]
         skipped = frozenset(id(p) for p in experts.parameters()) if experts is not None else frozenset()
-        with self._filled(layer, f"{self._prefix}.layers.{number}.", skipped):
+        with self._filled(layer, f"{self.name_of(number)}.", skipped):
             yield layer
 
     @contextmanager
@@ -224,6 +249,7 @@ class Skeleton:
             if role.role is Role.ROUTED_EXPERT or role.is_mtp or name in consumed:
                 continue
             stored = f"{self._weights[name].module}.weight" if name in self._weights else name
+            stored = stored.removeprefix(classifier.family.prefix)  # what stands around a language model
             key, _ = rename_source_key(stored, renamings, [], self._model.base_model_prefix, wanted)
             names[key] = name
         return names

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .experts import Collect, Collected, Inputs, Replay, Routed, run_at_stage
+from .linears import Linears
 from .memory import give_back_freed
 from .skeleton import CARRIED, Skeleton
 
@@ -49,6 +51,9 @@ class InMemory:
 
 class LayerWork(Protocol):
     """What is done with a layer while the samples pass it."""
+
+    def linears(self, linears: Linears) -> None:
+        """Called first, with the layer just loaded: may exchange weights of linears outside the experts."""
 
     def expert(self, expert: int, routed: Routed, inputs: Inputs) -> Tensor:
         """Run an expert over its tokens; ``inputs`` are all tokens of the layer. Called by any thread.
@@ -145,6 +150,8 @@ class Stream:
         """False, with nothing of the state changed: the work does not stand."""
         layer = self.position
         with self.skeleton.loaded(layer) as module:
+            where, look = self.skeleton.name_of(layer), partial(self._look, module)
+            work.linears(Linears(module, where, look, list(self._batches()), self._workers))
             outputs = None
             if self.skeleton.num_experts[layer]:
                 outputs = self._run_experts(self._collect(module), work)
@@ -200,6 +207,12 @@ class Stream:
     def _pass(self, module: Any, part: slice, outputs: Tensor | None) -> Any:
         stage = None if outputs is None else Replay(outputs, part.start * self._samples.shape[1])
         return run_at_stage(stage, lambda: self._call(module, part))
+
+    def _look(self, module: Any, part: slice) -> None:
+        try:
+            self._call(module, part)
+        finally:
+            self.trim()
 
     def _call(self, module: Any, part: slice) -> Any:
         hidden = self.hidden[part]

@@ -14,13 +14,15 @@ the machine: torch chooses its matrix products by the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING
 
 from ..artifact.dequantize import RowReader
 from ..calibration.expert import DOWN, Expert, ExpertSettings, calibrate_expert, facts
 from ..calibration.experts import Inputs, Routed
 from ..calibration.gptq import GptqSettings
-from ..calibration.memory import Shape, choose_workers, largest_layer
+from ..calibration.linears import Linears
+from ..calibration.memory import Shape, choose_workers, largest_layer, largest_stage
 from ..calibration.skeleton import Skeleton
 from ..calibration.stream import Stream, Workers, batch_samples
 from ..calibration.weights import WeightReader, routed_experts
@@ -30,7 +32,8 @@ from ..models.classify import find_family
 from ..models.config import text_config
 from ..models.role import Role
 from ..plan.memory import resident_bytes
-from .calibrated_jobs import CalibratedJobs, treatment_of
+from .calibrated_jobs import CalibratedJobs, is_calibrated, treatment_of
+from .calibrated_linears import LinearJobs
 from .calibration_state import FOLDER, SpilledArrays, load_state, save_state
 from .ops import relative_error
 from .progress import Ticker
@@ -77,7 +80,7 @@ class Calibration:
         self.limits = plan.limits if budget is not None and budget.retries else {}
         self._classifier = find_family(checkpoint.config, checkpoint.tensors, override=plan.recipe.family)
         self.experts = routed_experts(checkpoint, self._classifier)
-        self._budget = choose_workers(workers, max_memory, _resident(max_memory), self._shape())
+        self._budget = choose_workers(workers, max_memory, _resident(max_memory), self._shape(plan))
 
     def space_needed(self) -> int:
         """Bytes on the target's disk while it runs: two states of hidden values, and arrays that are mapped."""
@@ -103,6 +106,7 @@ class Calibration:
         folder = self._target.work / FOLDER
         folder.mkdir(exist_ok=True)
         skeleton = Skeleton(self._checkpoint, self._classifier, self._reader(jobs))
+        linears = LinearJobs(self._checkpoint, self._classifier, jobs, skeleton)
         workers = Workers(self._budget.workers)
         try:
             arrays = SpilledArrays(folder, self._budget.array_bytes)
@@ -111,7 +115,7 @@ class Calibration:
                 stream.embed()
             while stream.position <= left[-1]:
                 layer = stream.position
-                stream.forward(_Layer(self, layer, skeleton, jobs, ticker, settle))
+                stream.forward(_Layer(self, layer, skeleton, jobs, linears, ticker, settle))
                 self._target.journal.append(save_state(stream, folder))
         finally:
             workers.close()
@@ -143,29 +147,42 @@ class Calibration:
 
         return read
 
-    def _shape(self) -> Shape:
+    def _shape(self, plan: Plan) -> Shape:
         text = text_config(self._checkpoint.config)
         heads = text.get("num_attention_heads")
         one = next(iter(self.experts.values()))
-        roles = ((self._classifier.role_of(w.weight.name), w.shape) for w in self._checkpoint.weights().values())
-        rest = ((r.layer, o * i) for r, (o, i) in roles if r.role is not Role.ROUTED_EXPERT)
+        jobs = {job.sources[0] for shard in plan.decode for job in shard.jobs if is_calibrated(job)}
+        others = [
+            (role.layer, weight)
+            for weight in self._checkpoint.weights().values()
+            if (role := self._classifier.role_of(weight.weight.name)).role is not Role.ROUTED_EXPERT
+        ]
+        chosen = [(layer, weight) for layer, weight in others if weight.weight.name in jobs]
+        layer_weights = largest_layer((layer, prod(weight.shape)) for layer, weight in others)
+        if "original" in (self.settings.propagate, self.settings.down_inputs):  # kept beside the new ones
+            layer_weights += largest_layer((layer, prod(weight.shape)) for layer, weight in chosen)
+        columns, stage = largest_stage((weight.module, weight.shape) for _, weight in chosen)
         samples, length = self.samples.token_ids.shape
         return Shape(
             hidden=one[DOWN].shape[0], inner=one[DOWN].shape[1], heads=heads if isinstance(heads, int) else 1,
-            layer_weights=largest_layer(rest), batch=min(samples, batch_samples(length)), length=length,
+            layer_weights=layer_weights, batch=min(samples, batch_samples(length)), length=length,
+            columns=columns, stage=stage,
         )  # fmt: skip
 
 
 class _Layer:
-    """The experts of one layer: calibrated where there is a job for it (``stream.LayerWork``)."""
+    """One layer: calibrated where there is a job for it (``stream.LayerWork``)."""
 
     def __init__(
-        self, calibration: Calibration, layer: int, skeleton: Skeleton, jobs: CalibratedJobs, ticker: Ticker,
-        settle: Settle,
+        self, calibration: Calibration, layer: int, skeleton: Skeleton, jobs: CalibratedJobs, linears: LinearJobs,
+        ticker: Ticker, settle: Settle,
     ) -> None:  # fmt: skip
-        self._of, self._layer, self._jobs, self._ticker = calibration, layer, jobs, ticker
+        self._of, self._layer, self._jobs, self._linears, self._ticker = calibration, layer, jobs, linears, ticker
         self._settle = settle
         self._experts = skeleton.experts(layer)
+
+    def linears(self, linears: Linears) -> None:
+        self._linears.run(self._layer, linears, self._of.settings, self._ticker)
 
     def expert(self, expert: int, routed: Routed, inputs: Inputs) -> Tensor:
         self._ticker.check()

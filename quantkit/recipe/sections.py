@@ -96,7 +96,8 @@ class DecodeSection(Closed):
     method: Method = Field(
         default="gptq",
         description="gptq compensates the error with calibration data, awq moves scales from up to down by it, "
-        "gptq+awq does both, mse searches the scale of each group, rtn takes absmax / 7.5.",
+        "gptq+awq does both, mse searches the scale of each group, rtn takes absmax / 7.5. Outside of experts "
+        "nothing is moved: awq searches scales by calibration data, and gptq+awq is gptq.",
     )
     linears: Literal["routed", "all-mlp", "all"] = Field(
         default="routed",
@@ -218,7 +219,8 @@ class CalibrationSection(Closed):
     )
     down_inputs: Literal["quantized", "original"] = Field(
         default="quantized",
-        description="down learns from its input behind the quantized or the original gate and up.",
+        description="down learns from its input behind the quantized or the original gate and up; outside of "
+        "experts every linear does so behind those before it in its layer.",
     )
     propagate: Literal["quantized", "original"] = Field(
         default="quantized", description="Which weights of a layer make the input of the next one."

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quantkit.calibration.memory import DEFAULT_ARRAY_BYTES, Shape, choose_workers, largest_layer
+from quantkit.calibration.memory import DEFAULT_ARRAY_BYTES, Shape, choose_workers, largest_layer, largest_stage
 from quantkit.errors import EnvironmentProblem
 
 GIB = 1 << 30
@@ -47,3 +47,19 @@ def test_long_samples_cost_attention() -> None:
 def test_largest_layer() -> None:
     assert largest_layer([(0, 5), (1, 3), (1, 4), (None, 100)]) == 7
     assert largest_layer([]) == 0
+
+
+def test_wide_linears_need_their_hessian_and_its_factor() -> None:
+    """o_proj of GLM-5.2: 16,384 inputs, so a GiB for the Hessian alone, six of them while it is factorised."""
+    wide = replace(GLM, columns=16384, stage=16384 * 6144)
+    with pytest.raises(EnvironmentProblem, match=r"\d\.\d\d GB .* are needed"):
+        choose_workers(1, 6 * GIB, RESIDENT, wide)
+    found = choose_workers(8, 12 * GIB, RESIDENT, wide)
+    used = RESIDENT + 4 * wide.layer_weights + wide.working_bytes(found.workers) + found.array_bytes
+    assert 1 < found.workers <= 8 and used <= 12 * GIB
+    assert choose_workers(8, 64 * GIB, RESIDENT, wide).workers == 8
+
+
+def test_largest_stage() -> None:
+    linears = [("a.gate", (4, 8)), ("a.up", (4, 8)), ("a.down", (8, 4)), ("b.o", (2, 16)), ("b.q", (3, 8))]
+    assert largest_stage(linears) == (16, 64) and largest_stage([]) == (0, 0)

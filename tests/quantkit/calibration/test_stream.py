@@ -14,6 +14,7 @@ import torch
 from quantkit.artifact.dequantize import RowReader, dequantize
 from quantkit.calibration.expert import Expert
 from quantkit.calibration.experts import Inputs, Routed
+from quantkit.calibration.linears import Linears
 from quantkit.calibration.skeleton import Skeleton
 from quantkit.calibration.stream import Stream, Workers
 from quantkit.calibration.weights import routed_experts
@@ -73,6 +74,9 @@ def streamed(checkpoint: Checkpoint, samples: np.ndarray[Any, Any], workers: Wor
     experts = routed_experts(checkpoint, find_family(checkpoint.config, checkpoint.tensors))
 
     class Work:
+        def linears(self, linears: Linears) -> None:
+            pass
+
         def expert(self, expert: int, routed: Routed, inputs: Inputs) -> torch.Tensor:
             weights = {p: dequantize(checkpoint, w) for p, w in experts[stream.position, expert].items()}
             return routed.outputs(Expert(weights, stream.skeleton.experts(stream.position)._apply_gate))
