@@ -120,7 +120,7 @@ def _read_scales(checkpoint: Checkpoint, weight: StoredWeight) -> npt.NDArray[An
         raise UnsupportedError(
             f"INT4 scales of dtype {weight.scale.dtype}", where=_where(weight.scale), accepted="BF16"
         )
-    checkpoint.scales_float32(weight)  # for its checks: no NaN, infinite or negative scale
+    checkpoint.scales_float32(weight)  # for its checks: no NaN or infinite scale
     return checkpoint.array(weight.scale)
 
 

@@ -1,7 +1,9 @@
 """Scales of a stored weight as float32, checked.
 
-A scale that is NaN, infinite or negative can only come from damage or from a broken quantizer, and one bad scale
-spoils a whole block, so it stops the work here instead of becoming a wrong weight. A scale of zero is right for a
+A scale that is NaN or infinite, and one of FP8 that is negative, can only come from damage or from a broken
+quantizer, and one bad scale spoils a whole block, so it stops the work here instead of becoming a wrong weight.
+INT4 has one code more below zero than above, and quantizers that use it (AutoRound) give a group whose largest
+weight is positive a negative scale; every loader multiplies, so that is right. A scale of zero is right for a
 block of zeros and for nothing else, so the codes under it are looked at.
 """
 
@@ -33,7 +35,7 @@ def scales_float32(checkpoint: Checkpoint, weight: StoredWeight) -> npt.NDArray[
     rows, columns = weight.shape
     grid = (-(-rows // max(1, weight.block[0])), -(-columns // max(1, weight.block[1])))
     scales = decode_scales(checkpoint.array(weight.scale), weight.scale.dtype).reshape(grid)
-    _check_values(scales, weight.scale)
+    _check_values(scales, weight.scale, is_signed=weight.storage is Storage.INT4_GROUP)
     if weight.storage is not Storage.INT4_GROUP:
         _check_zeros(checkpoint, weight, scales)
     return scales
@@ -51,8 +53,8 @@ def decode_scales(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
     return raw.astype(np.float32)
 
 
-def _check_values(scales: npt.NDArray[np.float32], info: TensorInfo) -> None:
-    wrong = ~(scales >= 0) | np.isinf(scales)
+def _check_values(scales: npt.NDArray[np.float32], info: TensorInfo, *, is_signed: bool) -> None:
+    wrong = ~np.isfinite(scales) if is_signed else ~(scales >= 0) | np.isinf(scales)
     count = int(np.count_nonzero(wrong))
     if count:
         row, column = (int(x) for x in np.argwhere(wrong)[0])
@@ -60,7 +62,7 @@ def _check_values(scales: npt.NDArray[np.float32], info: TensorInfo) -> None:
             f"{count:,} of {scales.size:,} scales cannot be right, the first at [{row}, {column}]: "
             f"{scales[row, column]}",
             where=f"{info.file}, tensor {info.name!r}",
-            accepted="finite scales, 0 or more",
+            accepted="finite scales" if is_signed else "finite scales, 0 or more",
             hint="The source is damaged: download the file again or take another revision.",
         )
 

@@ -122,9 +122,15 @@ _RECIPE_OPTIONS = (
         help="Columns that share one INT4 scale (recipe default: 32).",
     ),
     click.option(
-        "--method", type=click.Choice(["gptq", "awq", "gptq+awq", "mse", "rtn"]),
+        "--method", type=click.Choice(["gptq", "awq", "gptq+awq", "mse", "rtn", "autoround"]),
         help="gptq compensates the error with calibration data, awq moves scales from up to down by it, gptq+awq "
-        "does both, mse searches the scale of each group, rtn rounds to nearest (recipe default: gptq).",
+        "does both, mse searches the scale of each group, rtn rounds to nearest, autoround learns the rounding "
+        "(llm-compressor only; recipe default: gptq).",
+    ),
+    click.option(
+        "--engine", type=click.Choice(["quantkit", "llmcompressor"]),
+        help="What quantizes: quantkit, or llm-compressor's gptq or autoround, for models that fit in memory "
+        "(recipe default: quantkit).",
     ),
     click.option(
         "--calibration", metavar="FILE|DIR|bundled",

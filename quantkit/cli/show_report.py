@@ -20,7 +20,7 @@ def conversion(path: str, found: Mapping[str, Any]) -> Iterator[Block]:
     yield f"artifact   {path}"
     yield f"source     {found['source'] or '(a local checkpoint)'}, {found['family']}"
     yield f"pair       {found['pair_id']}"
-    yield f"method     {decode['method']}, group size {decode['group_size']}"
+    yield f"method     {decode['method']}, group size {decode['group_size']}, by {found['engine']}"
     for override in found["recipe"].get("overrides", ()):
         yield f"override   {override['pattern']}: {override_text(override)}"
     for kept in found.get("amendments", ()):
@@ -107,7 +107,7 @@ def comparison(found: Comparison) -> Iterator[Block]:
 def _side(side: Side) -> str:
     data = f", calibration {side.calibration[:16]}" if side.calibration else ""
     more = f", {side.overrides} overrides" if side.overrides else ""
-    return f"{side.path}: {side.method}, group size {side.group_size}{more}{data}"
+    return f"{side.path}: {side.method}, group size {side.group_size}{more}, by {side.engine}{data}"
 
 
 def override_text(override: Mapping[str, Any]) -> str:

@@ -203,7 +203,7 @@ class _Layer:
             self._over({p: stored[p] for p in chosen}), {p: self._jobs.read(stored[p]) for p in rounded},
         )  # fmt: skip
         for projection, result in found.items():
-            self._jobs.write(stored[projection], result, facts(result, settings))
+            self._jobs.write(stored[projection], result.weight, facts(result, settings))
         self._jobs.flush(stored[p] for p in chosen)
         return outputs
 
@@ -249,5 +249,5 @@ def settings_of(plan: Plan) -> ExpertSettings:
         raise RuntimeError("a recipe without calibration has calibrated jobs")
     gptq = GptqSettings(percdamp=section.percdamp)
     return ExpertSettings(
-        gptq, section.min_tokens, section.propagate, section.route_all, section.down_inputs
+        gptq, section.min_tokens, section.propagate, bool(section.route_all), section.down_inputs
     )  # fmt: skip

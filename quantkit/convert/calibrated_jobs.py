@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..calibration.gptq import Calibrated
+    from quantkit_kernels import Int4Weight
 
 
 def is_calibrated(job: Job) -> bool:
@@ -76,13 +76,13 @@ class CalibratedJobs:
         left = {state.shard.layer for state, index in self._jobs.values() if index not in state.results}
         return sorted(layer for layer in left if layer is not None)
 
-    def write(self, weight: StoredWeight, result: Calibrated, facts: dict[str, Any]) -> None:
+    def write(self, weight: StoredWeight, result: Int4Weight, facts: dict[str, Any]) -> None:
         """Write and record the result of a weight; nothing if it is done already. Any thread."""
         state, index = self._jobs[weight.weight.name]
         if index in state.results:
             return
         figures = {k: round_figure(v) if isinstance(v, float) else v for k, v in facts.items()}
-        state.done(index, write_int4(state.shard.jobs[index], weight, result.weight, state.writer(), figures))
+        state.done(index, write_int4(state.shard.jobs[index], weight, result, state.writer(), figures))
         self._ticker.add("calibration", state.name, weight.weight.nbytes)
 
     def read(self, weight: StoredWeight) -> NDArray[np.float32]:

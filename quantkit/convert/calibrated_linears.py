@@ -54,7 +54,7 @@ class LinearJobs:
         wanted = [one for path, weight in stored.items() if (one := self._wanted(path, weight))]
         for one, result in calibrate_linears(linears, wanted, settings):
             ticker.check()
-            self._jobs.write(stored[one.path], result, facts(result, _NEVER_STARVED))
+            self._jobs.write(stored[one.path], result.weight, facts(result, _NEVER_STARVED))
             self._jobs.flush([stored[one.path]])
 
     def _wanted(self, path: str, weight: StoredWeight) -> Wanted | None:

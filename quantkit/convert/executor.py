@@ -22,6 +22,7 @@ from ..artifact.layout import PREFILL, UNFINISHED_SUFFIX
 from ..plan.fate import Shard
 from .calibrated import Calibration
 from .calibrated_jobs import is_calibrated
+from .foreign import ForeignCalibration
 from .ops import JobContext, JobResult
 from .progress import OnProgress, Stopped, Ticker
 from .quality import QualityBudget, without_amended
@@ -66,7 +67,7 @@ class Executor:
 
     def __init__(
         self, shards: Sequence[Shard], checkpoint: Checkpoint, target: Target, sources: SourceFiles,
-        budget: Budget, quality: QualityBudget, calibration: Calibration | None = None,
+        budget: Budget, quality: QualityBudget, calibration: Calibration | ForeignCalibration | None = None,
     ) -> None:  # fmt: skip
         self.checkpoint, self.target, self.sources, self._budget = checkpoint, target, sources, budget
         self.quality, self.calibration = quality, calibration

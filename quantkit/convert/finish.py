@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
     from ..plan.fate import Fate
 
-ENGINE = "quantkit"
 _SMALL_FILE = 64 << 20
 ViewName = Literal["prefill", "decode"]
 Tensor = tuple[str, str, tuple[int, ...], str]  # name, dtype, shape, sha256
@@ -52,10 +51,11 @@ class Finisher:
 
     Args:
         executor: all its shards and sources are done.
+        engine: what quantized, as the manifest states it.
     """
 
-    def __init__(self, executor: Executor) -> None:
-        self.plan, self.executor = executor.quality.plan, executor
+    def __init__(self, executor: Executor, engine: str) -> None:
+        self.plan, self.executor, self.engine = executor.quality.plan, executor, engine
         self.checkpoint: Checkpoint = executor.checkpoint
         self.work = executor.target.work
         self._source_sha = executor.sources.tensor_digests()
@@ -69,7 +69,7 @@ class Finisher:
     def run(self) -> Manifest:
         """Write the core's remaining files; returns the manifest, which is written last."""
         source_root = tensor_root(self._source_tensors())
-        pair = pair_id(source_root, self.plan.recipe.content(), ENGINE, self._calibration_sha256())
+        pair = pair_id(source_root, self.plan.recipe.content(), self.engine, self._calibration_sha256())
         views: dict[ViewName, ViewEntry] = {}
         names: tuple[ViewName, ViewName] = ("prefill", "decode")
         for view in names:
@@ -80,7 +80,7 @@ class Finisher:
         manifest = Manifest(
             format_version=FORMAT_VERSION, numerics_version=NUMERICS_VERSION,
             tool={"name": "quantkit", "version": tool_version()}, pair_id=pair, source=self._source(source_root),
-            recipe=self.plan.recipe.content(), engine=ENGINE,
+            recipe=self.plan.recipe.content(), engine=self.engine,
             calibration_sha256=self._calibration_sha256(), views=views, counts=counts,
             files=dict(sorted(self._files.items())), plan_amendments=self._amendments(),
         )  # fmt: skip

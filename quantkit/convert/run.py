@@ -18,10 +18,11 @@ from .calibrated_jobs import is_calibrated
 from .calibration_state import FOLDER
 from .executor import Executor
 from .finish import Finisher
+from .foreign import ForeignCalibration
 from .progress import OnProgress
 from .quality import QualityBudget
 from .sources import SourceFiles
-from .target import Target, check_space, finished_artifact, open_target, refuse_overlap
+from .target import ENGINE, Target, check_space, finished_artifact, open_target, refuse_overlap
 
 if TYPE_CHECKING:
     from ..calibration.samples import CalibrationSet
@@ -71,16 +72,17 @@ def convert(
             out = out.resolve()
     mode = plan.recipe.prefill.place
     _check_options(plan, checkpoint, mode, consume)
+    engine = _engine(plan)
     samples = _samples(plan, checkpoint, calibration)
     digest = None if samples is None else samples.digest
-    finished = finished_artifact(out, plan, digest)
+    finished = finished_artifact(out, plan, digest, engine)
     if finished is not None:
         return finished
     refuse_overlap(out, checkpoint)
     if samples is not None:
         _check_model(checkpoint)
     budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())
-    target = open_target(out, plan, checkpoint, digest)
+    target = open_target(out, plan, checkpoint, digest, engine)
     try:
         quality = QualityBudget(plan, checkpoint, target.journal)
         shards: tuple[Shard, ...] = (*plan.prefill, *quality.plan.decode)
@@ -89,8 +91,10 @@ def convert(
             checkpoint, shards, target.journal,
             view_dir=target.work / view if view else None, mode=mode, consume=consume,
         )  # fmt: skip
-        calibrated = None
-        if samples is not None:
+        calibrated: Calibration | ForeignCalibration | None = None
+        if samples is not None and engine != ENGINE:
+            calibrated = ForeignCalibration(plan, checkpoint, target, samples, max_memory)
+        elif samples is not None:
             calibrated = Calibration(plan, checkpoint, target, samples, budget.workers, max_memory)
         executor = Executor(shards, checkpoint, target, sources, budget, quality, calibrated)
         executor.restore()
@@ -100,7 +104,7 @@ def convert(
         executor.run(on_progress)
         shutil.rmtree(target.work / FOLDER, ignore_errors=True)
         sources.check_unchanged()
-        return _finish(plan, executor, target)
+        return _finish(plan, executor, target, engine)
     except KeyboardInterrupt:
         raise Interrupted(
             "stopped by the user", where=str(target.work),
@@ -110,8 +114,8 @@ def convert(
         target.close()
 
 
-def _finish(plan: Plan, executor: Executor, target: Target) -> Artifact:
-    manifest = Finisher(executor).run()
+def _finish(plan: Plan, executor: Executor, target: Target, engine: str) -> Artifact:
+    manifest = Finisher(executor, engine).run()
     write_first_attachments(
         target.work, manifest, executor.checkpoint, plan_id=plan.plan_id, recipe_repo=plan.recipe.source.repo
     )
@@ -122,6 +126,15 @@ def _finish(plan: Plan, executor: Executor, target: Target) -> Artifact:
             "(verify finds it)",
         )
     return artifact
+
+
+def _engine(plan: Plan) -> str:
+    """What quantizes, as manifest and journal state it; told first where it is not installed."""
+    if plan.recipe.engine == ENGINE:
+        return ENGINE
+    from .llmcompressor import engine_label
+
+    return engine_label(plan.recipe.decode.method)
 
 
 def _samples(plan: Plan, checkpoint: Checkpoint, given: CalibrationSet | None) -> CalibrationSet | None:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 
+ENGINE = "quantkit"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """An open working directory and the place it will be renamed to."""
@@ -75,11 +78,14 @@ def tool_version() -> str:
         return "0+unknown"
 
 
-def finished_artifact(out: Path, plan: Plan, calibration_sha256: str | None = None) -> Artifact | None:
+def finished_artifact(
+    out: Path, plan: Plan, calibration_sha256: str | None = None, engine: str = ENGINE
+) -> Artifact | None:
     """The artifact that this plan already made there, or None when the place is free.
 
     Args:
         calibration_sha256: of the calibration set that it must have been made with.
+        engine: that must have made it.
 
     Raises:
         UsageError: something else is there.
@@ -112,6 +118,11 @@ def finished_artifact(out: Path, plan: Plan, calibration_sha256: str | None = No
             hint="Choose another output with -o, or delete it first",
         )  # fmt: skip
     artifact = Artifact.open(out)
+    if artifact.manifest.engine != engine:
+        raise UsageError(
+            f"holds a finished artifact made by {artifact.manifest.engine}, not {engine}", where=str(out),
+            accepted="a new or empty directory", hint="Choose another output with -o, or delete it first",
+        )  # fmt: skip
     if artifact.manifest.calibration_sha256 != calibration_sha256:
         raise UsageError(
             "holds a finished artifact made with other calibration data", where=str(out),
@@ -165,7 +176,9 @@ def _as_directory(checkpoint: Checkpoint) -> Path | None:
     return path if path.is_dir() else None
 
 
-def open_target(out: Path, plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None) -> Target:
+def open_target(
+    out: Path, plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None, engine: str = ENGINE
+) -> Target:
     """Create or continue the working directory and lock it.
 
     Raises:
@@ -186,7 +199,7 @@ def open_target(out: Path, plan: Plan, checkpoint: Checkpoint, calibration_sha25
     with disk_errors(work):
         work.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir(exist_ok=True)
-    journal = Journal(work / JOURNAL, fingerprint(plan, checkpoint, calibration_sha256))
+    journal = Journal(work / JOURNAL, fingerprint(plan, checkpoint, calibration_sha256, engine))
     with disk_errors(work):
         for view in (PREFILL, DECODE):
             (work / view).mkdir(exist_ok=True)
@@ -200,11 +213,13 @@ def _state_of(work: Path) -> tuple[bool, bool]:
     return False, not (work / JOURNAL).exists() and any(work.iterdir())
 
 
-def fingerprint(plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None) -> dict[str, object]:
+def fingerprint(
+    plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None, engine: str = ENGINE
+) -> dict[str, object]:
     """First line of the journal: what must be the same for work to be continued."""
     calibration = {} if calibration_sha256 is None else {"calibration": calibration_sha256}
     return {
-        **calibration,
+        **calibration, **({} if engine == ENGINE else {"engine": engine}),
         "kind": "start", "plan_id": plan.plan_id, "checkpoint": checkpoint.fingerprint, "version": tool_version(),
         "format_version": FORMAT_VERSION, "numerics_version": NUMERICS_VERSION,
     }  # fmt: skip

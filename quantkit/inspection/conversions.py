@@ -34,6 +34,7 @@ class Side:
     Attributes:
         path: its directory.
         method, group_size: of its recipe; ``overrides`` of them that it has for some modules.
+        engine: what quantized.
         calibration: digest of the calibration set, None for data-free methods.
     """
 
@@ -41,6 +42,7 @@ class Side:
     pair_id: str
     method: str
     group_size: int
+    engine: str
     calibration: str | None
     overrides: int
 
@@ -214,5 +216,5 @@ def _side(artifact: Artifact) -> Side:
     decode = manifest.recipe["decode"]
     return Side(
         os.fspath(artifact.path), manifest.pair_id, decode["method"], decode["group_size"],
-        manifest.calibration_sha256, len(manifest.recipe.get("overrides", ())),
+        manifest.engine, manifest.calibration_sha256, len(manifest.recipe.get("overrides", ())),
     )  # fmt: skip

@@ -24,6 +24,7 @@ from ..models.role import Role, TensorRole
 from ..recipe.recipe import Recipe
 from ..recipe.sections import CalibrationSection
 from ..scheme import Scheme, decode_scheme
+from .engine import check_engine, check_engine_modules, engine_warnings
 from .experts import check_experts, check_layers
 from .fate import KEPT_BY_BUDGET, Action, Fate, Job, Shard
 from .notices import notices
@@ -95,6 +96,7 @@ class _Builder:
     @classmethod
     def prepare(cls, checkpoint: Checkpoint, recipe: Recipe, kept_layers: frozenset[int]) -> _Builder:
         check_family(recipe, checkpoint.config)
+        check_engine(recipe)
         refuse_pending(recipe)
         read_quantization(quantization_of(checkpoint.config))  # raises for one that no engine could read
         classifier = find_family(checkpoint.config, checkpoint.tensors, override=recipe.family)
@@ -160,6 +162,7 @@ class _Builder:
                 )
         chosen = self._amended(chosen)
         self._warn_of_exponent_scales(chosen)
+        self.warnings += engine_warnings(self.recipe, self.modules)
         return {
             module: quantized(weight, self._scheme((way := ways.by_module[module]).group_size), way)
             if module in chosen
@@ -221,6 +224,7 @@ class _Builder:
         return is_fp8_selected(self.modules.roles[module], self.classifier.family.keep_plain)
 
     def _check_quantizable(self, ways: Treatments) -> None:
+        check_engine_modules(self.recipe, self.modules, frozenset(ways.by_module))
         for module, way in sorted(ways.by_module.items()):
             weight = self.modules.weights[module]
             if problem := self._scheme(way.group_size).problem(weight.shape):
@@ -253,6 +257,8 @@ class _Builder:
             asked.append("calibration")
         if self.recipe.budget is not None:
             asked.append("budget")
+        if self.recipe.engine != "quantkit":
+            asked.append("engine")
         if asked:
             raise RecipeError(
                 f"{asked[0]} does not apply: the source is INT4 already (group size {group}) and its files are "

@@ -39,13 +39,14 @@ _LOW_RANK_RATIO = 4  # of quantkit.calibration.hessian, which plan does not impo
 
 
 def calibration_seconds(plan: Plan, checkpoint: Checkpoint, rates: Rates, workers: int) -> float | None:
-    """Seconds that calibration adds on ``workers`` cores; None where the rate or a number of the model is unknown.
+    """Seconds that calibration adds on ``workers`` cores; None where the rate or a number of the model is unknown,
+    and for another engine.
 
     Raises:
         SourceError: the config lacks a number that every model has.
     """
     section = plan.recipe.calibration
-    if section is None or rates.matmul_flops_per_s is None:
+    if section is None or rates.matmul_flops_per_s is None or plan.recipe.engine != "quantkit":
         return None
     shape = text_shape(checkpoint.config)
     jobs = (job for job in plan.jobs("decode") if job.method in CALIBRATED_METHODS)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..checkpoint.tensor import StoredWeight
 from ..errors import EnvironmentProblem, UsageError
@@ -100,3 +101,13 @@ def resident_bytes() -> int:
     """Resident memory of this process now: interpreter, libraries, plan."""
     with open("/proc/self/statm", "rb") as handle:
         return int(handle.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int | None:
+    """Memory that programs can still take, by the kernel's estimate; None where it gives none."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(kib) << 10 if kib is not None else None

@@ -135,6 +135,7 @@ class Plan:
             "format": PLAN_FORMAT, "recipe": self.recipe.content(), "fingerprint": self.source.fingerprint,
             "family": self.family, "decode_config": self.decode_config, "prefill_config": self.prefill_config,
             "prefill_origin": self.prefill_origin, "decode_origin": self.decode_origin,
+            **({} if self.recipe.engine == "quantkit" else {"engine": self.recipe.engine}),
         }  # fmt: skip
         digest.update(_canonical(head))
         for fate in self.fates.values():

@@ -22,6 +22,7 @@ from .sections import (
     CalibrationSection,
     Closed,
     DecodeSection,
+    Engine,
     OutputSection,
     Override,
     PrefillSection,
@@ -30,7 +31,7 @@ from .sections import (
 
 # Option names of the CLI and of with_options -> where they live.
 OPTIONS: dict[str, tuple[str, ...]] = {
-    **{k: (k,) for k in ("name", "description", "family", "overrides", "budget")},
+    **{k: (k,) for k in ("name", "description", "family", "engine", "overrides", "budget")},
     "repo": ("source", "repo"), "revision": ("source", "revision"),
     **{k: ("decode", k) for k in DecodeSection.model_fields},
     "calibration": ("calibration", "data"),
@@ -40,7 +41,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-_ABSENT = ("overrides", "budget", "calibration")  # left out of YAML and digests where they say nothing
+# Left out of YAML and digests where they say nothing.
+_ABSENT: dict[str, Any] = {"engine": "quantkit", "overrides": (), "budget": None, "calibration": None}
 
 
 class Recipe(Closed):
@@ -50,6 +52,11 @@ class Recipe(Closed):
     name: str = Field(min_length=1, description="Short name of the recipe.")
     description: str = Field(default="", description="One sentence for people.")
     family: str | None = Field(default=None, description="Family table to use; null to choose by model_type.")
+    engine: Engine = Field(
+        default="quantkit",
+        description="What quantizes: quantkit itself, or llm-compressor's own gptq or autoround, which holds the "
+        "whole model in memory (extra llmcompressor).",
+    )
     source: SourceSection = SourceSection()
     decode: DecodeSection = DecodeSection()
     overrides: tuple[Override, ...] = Field(default=(), description="Modules that are treated otherwise.")
@@ -83,14 +90,15 @@ class Recipe(Closed):
     @model_serializer(mode="wrap")
     def _without_absent_sections(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return {k: v for k, v in data.items() if k not in _ABSENT or v not in (None, (), [])}
+        return {k: v for k, v in data.items() if k not in _ABSENT or v not in (_ABSENT[k], [])}
 
     def content(self) -> dict[str, Any]:
         """The part that affects the bytes of the core, JSON-ready and canonical.
 
         Left out: name, description and source (the digest of the source's tensors stands for it),
-        ``calibration.data`` (the digest of the calibration set stands for it), and ``prefill.place``, which only
-        says how unchanged files get to their place.
+        ``calibration.data`` (the digest of the calibration set stands for it), ``engine`` (the manifest and
+        ``pair_id`` have it beside this, with the version that ran), and ``prefill.place``, which only says how
+        unchanged files get to their place.
         """
         decode = self.decode.model_dump(mode="json")
         decode["quantize"], decode["keep"] = sorted(set(decode["quantize"])), sorted(set(decode["keep"]))

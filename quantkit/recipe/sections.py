@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..scheme import DECODE_SCHEMES
 from ..units import parse_bytes
 
-CALIBRATED_METHODS = frozenset({"gptq", "awq", "gptq+awq"})  # the others look at the weights alone
+CALIBRATED_METHODS = frozenset({"gptq", "awq", "gptq+awq", "autoround"})  # the others look at the weights alone
 DATA_FREE_METHOD = "mse"  # the best of those, where nothing is to be calibrated
 FOLDING_METHODS = frozenset({"awq", "gptq+awq"})  # these move scales from up to down
 BUNDLED_TEXT = "bundled"
@@ -71,7 +71,8 @@ class Closed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
-Method = Literal["gptq", "awq", "gptq+awq", "mse", "rtn"]
+Engine = Literal["quantkit", "llmcompressor"]
+Method = Literal["gptq", "awq", "gptq+awq", "mse", "rtn", "autoround"]
 GroupSize = Literal[32, 64, 128]
 
 
@@ -97,7 +98,8 @@ class DecodeSection(Closed):
         default="gptq",
         description="gptq compensates the error with calibration data, awq moves scales from up to down by it, "
         "gptq+awq does both, mse searches the scale of each group, rtn takes absmax / 7.5. Outside of experts "
-        "nothing is moved: awq searches scales by calibration data, and gptq+awq is gptq.",
+        "nothing is moved: awq searches scales by calibration data, and gptq+awq is gptq. "
+        "autoround (engine llmcompressor only) learns rounding and clipping by gradients.",
     )
     linears: Literal["routed", "all-mlp", "all"] = Field(
         default="routed",
@@ -214,8 +216,10 @@ class CalibrationSection(Closed):
         default=128, ge=0,
         description="An expert that sees fewer tokens borrows the rest from the average input of its layer.",
     )  # fmt: skip
-    route_all: bool = Field(
-        default=False, description="Every expert learns from all tokens instead of those routed to it."
+    route_all: bool | None = Field(
+        default=None,
+        description="Every expert learns from all tokens instead of those routed to it; null for what the engine "
+        "does: quantkit false, llmcompressor true and nothing else.",
     )
     down_inputs: Literal["quantized", "original"] = Field(
         default="quantized",

@@ -33,7 +33,7 @@ def calibration_section(report: Mapping[str, Any]) -> str:
     parts.append(_dampened(exceptions["dampened"], settings.get("percdamp")))
     if rounded := exceptions["rounded"]:
         rows = ([f"<code>{escape(name)}</code>"] for name in rounded)
-        parts += ["<h2>Only rounded: all inputs were zero</h2>", table(("tensor",), rows, len(rounded))]
+        parts += ["<h2>Only rounded: no Hessian to calibrate with</h2>", table(("tensor",), rows, len(rounded))]
     return "\n".join(parts)
 
 

@@ -74,7 +74,7 @@ def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[st
         views[view]["worst"] = [{"tensor": name, "relative_error": error} for error, name in top]
     return {
         "pair_id": manifest.pair_id, "source": manifest.source.label, "family": manifest.source.family,
-        "recipe": manifest.recipe, "counts": manifest.counts,
+        "recipe": manifest.recipe, "engine": manifest.engine, "counts": manifest.counts,
         "sizes": {name: view.nbytes for name, view in manifest.views.items()}, "errors": views,
         **({"amendments": [a.to_json() for a in manifest.plan_amendments]} if manifest.plan_amendments else {}),
         **({"calibration": layers, "exceptions": coverage.exceptions()} if (layers := coverage.layers()) else {}),

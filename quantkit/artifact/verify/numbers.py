@@ -23,7 +23,7 @@ _CLOSE = 1e-4  # relative; figures are rounded to six digits and summed in anoth
 
 
 def check_scales(view: View, findings: Findings) -> None:
-    """Every scale of a view is a positive finite number (and its shape fits, which opening the weights checks)."""
+    """Every scale of a view is one that can be right (and its shape fits, which opening the weights checks)."""
     with findings.section(f"scales of {view.name}") as section:
         count = 0
         for weight in view.tensors.weights().values():
@@ -34,7 +34,7 @@ def check_scales(view: View, findings: Findings) -> None:
                 view.tensors.scales_float32(weight)
             except QuantkitError as problem:
                 section.problem(problem.what, problem.where)
-        section.summary = f"{count:,} scales are positive and finite"
+        section.summary = f"{count:,} scales are finite and of the right sign"
 
 
 def check_errors(artifact: Artifact, findings: Findings, accounts: Accounts) -> None:

@@ -318,8 +318,17 @@ def test_decoding_is_exact() -> None:
     assert decode_scales(np.array([0.5, 2**-24], np.float16), "F16").tolist() == [0.5, 2**-24]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0])
-@pytest.mark.parametrize("storage", ["block", "int4"])
+WRONG = [(s, v) for s in ("block", "int4") for v in (np.nan, np.inf, -np.inf, -1.0)]
+WRONG.remove(("int4", -1.0))  # a quantizer may count down from 7 to -8
+
+
+def test_a_group_of_int4_may_have_a_negative_scale(tmp_path: Path) -> None:
+    scale = np.full((256, 8), -0.5, np.float32)
+    checkpoint = opened(tmp_path, int4_group(M, normal(256, 256)) | {f"{M}.weight_scale": f32(scale)}, {})
+    assert np.array_equal(checkpoint.scales_float32(checkpoint.weight(M)), scale)
+
+
+@pytest.mark.parametrize(("storage", "value"), WRONG)
 def test_scales_that_cannot_be_right(tmp_path: Path, value: float, storage: str) -> None:
     scale = np.ones((2, 2) if storage == "block" else (256, 8), np.float32)
     scale[1, 0] = value

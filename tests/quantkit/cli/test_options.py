@@ -17,7 +17,7 @@ from quantkit.recipe.sections import CalibrationSection, DecodeSection, PrefillS
 
 OUTPUT = "--help --json --quiet --verbose"
 RECIPE = (
-    "--calibration --decode-linears --decode-rest --group-size --layers --length --make-fp8 --max-memory "
+    "--calibration --decode-linears --decode-rest --engine --group-size --layers --length --make-fp8 --max-memory "
     "--max-shard-size --method --mtp --prefill --recipe --revision --route-all --samples --seed --w4"
 )
 GOLDEN = {
@@ -63,6 +63,7 @@ def test_short_forms_mean_the_same_everywhere() -> None:
         ("--decode-rest", DecodeSection, "rest"),
         ("--mtp", DecodeSection, "mtp"),
         ("--prefill", PrefillSection, "place"),
+        ("--engine", Recipe, "engine"),
     ],
 )
 def test_choices_and_defaults_are_the_recipe_schemas(option: str, section: Any, field: str) -> None:
@@ -105,7 +106,7 @@ def test_every_recipe_option_reaches_the_recipe() -> None:
     line = (
         "--recipe r --w4 --group-size 64 --method gptq --layers 1-2,4 --prefill copy --make-fp8 "
         "--decode-linears all --decode-rest bf16 --mtp quantize --max-memory 2GiB --max-shard-size 5GB "
-        "--calibration my.txt --samples 3 --length 64 --seed 5"
+        "--calibration my.txt --samples 3 --length 64 --seed 5 --engine llmcompressor"
     )
     command.main(line.split(), standalone_mode=False)
     assert (seen[0].recipe, seen[0].max_memory) == ("r", 2 << 30)
@@ -117,6 +118,7 @@ def test_every_recipe_option_reaches_the_recipe() -> None:
     }  # fmt: skip
     assert (recipe.prefill.place, recipe.prefill.make_fp8) == ("copy", True)
     assert recipe.output.max_shard_bytes == 5 * 10**9
+    assert recipe.engine == "llmcompressor"
     assert recipe.calibration == CalibrationSection(data="my.txt", samples=3, length=64, seed=5)
 
 
