@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.artifact import Artifact
+from quantkit.artifact.records import read_records
 from quantkit.calibration.samples import CalibrationSet
 from quantkit.checkpoint import open_checkpoint
 from quantkit.convert import convert
@@ -49,3 +50,11 @@ def core_digests(artifact: Path) -> dict[str, str]:
         for path in sorted(artifact.rglob("*"))
         if path.is_file() and not (name := path.relative_to(artifact).as_posix()).startswith(ATTACHED)
     }
+
+
+def errors_of(artifact: Path, layer: int | None = None) -> list[float]:
+    """Recorded errors of the decode view, of one layer or all."""
+    return [
+        record.decode.relative_error for record in read_records(artifact)
+        if record.decode.relative_error is not None and layer in (None, record.layer)
+    ]  # fmt: skip

@@ -26,7 +26,7 @@ from quantkit.convert.shards import ShardState
 from quantkit.errors import GateFailed, RecipeError
 from tests.builders import write_moe
 from tests.quantkit.convert import cases, test_calibrated
-from tests.quantkit.convert.cases import core_digests
+from tests.quantkit.convert.cases import core_digests, errors_of
 
 ROOT = Path(__file__).parents[3]
 # Between the largest error of layer 1 of tiny-glm and those of the other layers, by mse and by rtn.
@@ -51,13 +51,6 @@ def decode_view(artifact: Path) -> dict[str, str]:
         name: sha256 for name, sha256 in core_digests(artifact).items()
         if name.startswith("decode/") and not name.endswith("quantkit_view.json")
     }  # fmt: skip
-
-
-def errors_of(artifact: Path, layer: int | None = None) -> list[float]:
-    return [
-        record.decode.relative_error for record in read_records(artifact)
-        if record.decode.relative_error is not None and layer in (None, record.layer)
-    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.quantkit.convert.cases import core_digests, errors_of, run
 from tests.quantkit.convert.fork_runs import Forks
 from tests.quantkit.convert.hub_cases import NAME, HubCase, Watcher, same_core
 
@@ -96,6 +97,24 @@ def test_kill_9_at_any_point(case: HubCase, forks: Forks, local_digests: dict[st
         assert not case.cached(repo)
         assert same_core(out, local_digests), (point, calls[point - 1])
     assert consumed >= 10  # else nothing was shown
+
+
+def test_a_layer_under_a_budget_keeps_its_sources_until_its_verdict(case: HubCase, tmp_path: Path) -> None:
+    """One layer is over its limit and written anew, from shards that are asked for once."""
+    run(case.source, tmp_path / "all", method="mse")
+    budget = {"max_relative_error": max(errors_of(tmp_path / "all")) - 2e-6, "action": "keep-fp8"}
+    local = run(case.source, tmp_path / "local", method="mse", budget=budget)
+    assert len(local.manifest.plan_amendments) == 1
+    recipe = tmp_path / "careful.yaml"
+    content = {"schema_version": 1, "name": "careful", "source": {"repo": NAME}, "decode": {"method": "mse"}}
+    recipe.write_text(json.dumps({**content, "budget": budget}))
+    result = case.run("convert", recipe, "--consume", "-j", "2", "-o", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert sorted(case.asked()) == case.shards and not case.cached()
+    digests = {
+        name: sha256 for name, sha256 in core_digests(tmp_path / "local").items() if name != "manifest.json"
+    }
+    assert same_core(tmp_path / "out", digests)
 
 
 def test_kill_9_in_the_middle_of_a_shard(
