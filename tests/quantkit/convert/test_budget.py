@@ -142,6 +142,16 @@ def test_other_sources_and_rests(source: str, options: dict[str, Any], tmp_path:
     assert quantized and found.layer not in quantized
 
 
+def test_a_layer_of_two_methods_is_judged_when_both_are_done(tmp_path: Path) -> None:
+    options = {"overrides": [{"pattern": "down_proj", "method": "mse"}]}
+    budget = {"max_relative_error": {"down": MSE_LIMIT}, "action": "keep-fp8"}
+    artifact = gptq(tmp_path / "out", budget=budget, **options)
+    assert [(a.layer, a.weights) for a in artifact.manifest.plan_amendments] == [(1, 16)]
+    assert verify_artifact(tmp_path / "out").ok
+    gptq(tmp_path / "without", **options, layers="2")
+    assert decode_view(tmp_path / "out") == decode_view(tmp_path / "without")
+
+
 def test_limits_by_projection(tmp_path: Path) -> None:
     artifact = mse(
         tmp_path / "out", budget={"max_relative_error": {"gate": MSE_LIMIT - 0.0005}, "action": "keep-fp8"}
