@@ -4,7 +4,9 @@ It speaks the part of the Hub's interface that huggingface_hub and ``quantkit.ch
 paginated file trees, ``resolve`` with the Hub's headers, and a "CDN" under another host name and port that must
 never see a token. Every request is recorded, so that tests can state how many bytes of a file were served.
 
-Left out: Xet, uploads, datasets, TLS. The git and LFS ids are computed from the bytes for files up to 64 MiB;
+Data sets are repositories named ``datasets/org/name`` (``add``).
+
+Left out: Xet, uploads, spaces, TLS. The git and LFS ids are computed from the bytes for files up to 64 MiB;
 above that (sparse copies of real models) the LFS id is made from name and size: hashing holes proves nothing.
 
     with HubServer(root) as hub:              # root/org/name/* is the repository org/name
@@ -305,11 +307,12 @@ class _Handler(BaseHTTPRequestHandler):
         return found
 
     def _api(self, path: str, query: dict[str, list[str]]) -> None:
-        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+?))?/?", path)
+        match = re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/(.+?))?/?", path)
         if match is None:
             self._error(404, "NotFound", path)
             return
-        repo, kind, revision = match.group(1), match.group(2) or "revision", match.group(3) or "main"
+        repo = match.group(2) if match.group(1) == "models" else f"datasets/{match.group(2)}"
+        kind, revision = match.group(3) or "revision", match.group(4) or "main"
         if self._fail(self.hub.take_fault("api", repo)):
             return
         found = self._revision(repo, revision)
@@ -317,7 +320,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if kind == "revision":
             info = {
-                "id": repo, "modelId": repo, "sha": found.commit, "private": False,
+                "id": repo.removeprefix("datasets/"), "modelId": repo, "sha": found.commit, "private": False,
                 "gated": "manual" if repo in self.hub.gated else False,
                 "siblings": [self._sibling(found, name) for name in found.files],
             }  # fmt: skip
@@ -353,7 +356,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
     def _resolve(self, raw_path: str) -> None:
-        match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", raw_path)
+        match = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", raw_path)
         if match is None:
             self._error(404, "NotFound", raw_path)
             return

@@ -71,7 +71,7 @@ def calibration_set(section: CalibrationSection, checkpoint: Checkpoint) -> Cali
         EnvironmentProblem: a file cannot be read, or transformers is not installed.
     """
     _check_length(section.length, checkpoint.config)
-    texts = read_texts(section.data)
+    texts = read_texts(section.data, section.samples * section.length)
     stream = _stream(texts, checkpoint)
     _check_ids(stream, checkpoint)
     token_ids = _choose(stream, section)

@@ -1,12 +1,10 @@
-"""The documents of a calibration text: the bundled text, a ``.txt`` or ``.jsonl`` file, or a directory of them.
+"""The documents of a calibration text: bundled, a ``.txt`` or ``.jsonl`` file, a directory of them, a data set.
 
 A ``.txt`` file is one document; the bundled text is a collection whose documents stand between empty lines. A line
 of a ``.jsonl`` file is an object with either ``text`` or ``messages`` (a chat: objects with ``role`` and
 ``content``); empty lines and empty texts are passed over. A directory gives its files in the order of their names;
-whatever else lies in it is an error rather than left out.
-
-Left out: data sets of the Hub. Their layouts, subsets and columns are a program of its own (``datasets``), which
-writes jsonl in one line.
+whatever else lies in it is an error rather than left out. What is not there is looked for on the Hub
+(``hub_texts.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from ..recipe.sections import BUNDLED_TEXT
 SUFFIXES = (".txt", ".jsonl")
 MAX_BYTES = 256 << 20  # 60 million tokens; a calibration set takes some 30,000
 _OPTION = "--calibration"
-_ACCEPTED = "bundled, a .txt or .jsonl file, or a directory of them"
+_ACCEPTED = "bundled, a .txt or .jsonl file, a directory of them, or a data set of the Hub (org/name:split)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,19 @@ class Texts:
     sha256: tuple[str, ...]
 
 
-def read_texts(data: str) -> Texts:
+def read_texts(data: str, tokens: int) -> Texts:
     """The documents of ``calibration.data``.
+
+    Args:
+        tokens: how many are wanted; decides how much of a data set is read, of anything else all is.
 
     Raises:
         UsageError: no such file, another kind of file, not UTF-8, a line that is not what it should be, no text.
-        EnvironmentProblem: a file cannot be read.
+        SourceError: a revision or access that the Hub refuses.
+        EnvironmentProblem: a file cannot be read, the Hub not be reached.
     """
+    if data != BUNDLED_TEXT and not Path(data).exists():
+        return _from_hub(data, tokens)
     paths = _files(data)
     contents = [_read(path, MAX_BYTES) for path in paths]
     if sum(map(len, contents)) > MAX_BYTES:
@@ -90,8 +94,6 @@ def _files(data: str) -> list[Path]:
         if not found:
             raise UsageError("the directory holds no text", where=data, accepted=_ACCEPTED)
         return found
-    if not path.exists():
-        raise _nothing_there(data)
     if path.suffix not in SUFFIXES:
         raise UsageError(f"cannot calibrate with {data!r}", where=_OPTION, accepted=_ACCEPTED)
     return [path]
@@ -104,15 +106,13 @@ def _entries(directory: Path) -> list[Path]:
         raise EnvironmentProblem(f"cannot be read: {error.strerror}", where=str(directory)) from None
 
 
-def _nothing_there(data: str) -> UsageError:
-    name = data.removeprefix("hf://").removeprefix("datasets/")
-    hint = None
-    if "." not in name.rpartition("/")[2] and not name.startswith("/"):
-        hint = (
-            'Data sets of the Hub are not read here; write one to a file first: python -c "import datasets; '
-            f"datasets.load_dataset('{name}', split='train[:2000]').to_json('calibration.jsonl')\""
-        )
-    return UsageError(f"no such file or directory: {data!r}", where=_OPTION, accepted=_ACCEPTED, hint=hint)
+def _from_hub(data: str, tokens: int) -> Texts:
+    from .hub_texts import parse_spec, read_dataset
+
+    spec = parse_spec(data)
+    if spec is None:
+        raise UsageError(f"no such file or directory: {data!r}", where=_OPTION, accepted=_ACCEPTED)
+    return read_dataset(spec, tokens)
 
 
 def _read(path: Path, limit: int) -> bytes:
@@ -148,16 +148,22 @@ def _json_lines(text: str, path: Path) -> Iterator[Document]:
     # Not splitlines: it would also break at characters that JSON allows inside a string.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            document = _json_line(line, f"{path}:{number}")
+            document = json_line(line, f"{path}:{number}")
             if document.text is None or document.text.strip():
                 yield document
 
 
-def _json_line(line: str, where: str) -> Document:
+def json_line(line: str, where: str) -> Document:
+    """A document from a line of JSON; UsageError if it is none."""
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not a line of JSON: {error}", where=where) from None
+    return document_of(row, where)
+
+
+def document_of(row: Any, where: str) -> Document:
+    """A document from an object with either ``text`` or ``messages``; UsageError for anything else."""
     if not isinstance(row, dict) or ("text" in row) == ("messages" in row):
         seen = f"keys {', '.join(sorted(row)) or 'none'}" if isinstance(row, dict) else f"a {type(row).__name__}"
         raise UsageError(f"not a document: {seen}", where=where, accepted="an object with 'text' or 'messages'")

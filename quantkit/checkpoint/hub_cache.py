@@ -45,16 +45,17 @@ def check_name(name: str, repo: str) -> str:
 
 
 class RepoCache:
-    """The cache of one model repository.
+    """The cache of one repository.
 
     Args:
         cache_dir: the Hub cache.
         repo: ``org/name``.
+        kind: ``models`` or ``datasets``.
     """
 
-    def __init__(self, cache_dir: Path, repo: str) -> None:
+    def __init__(self, cache_dir: Path, repo: str, *, kind: str = "models") -> None:
         self.cache_dir, self.repo = cache_dir, repo
-        self.folder = cache_dir / f"models--{repo.replace('/', '--')}"
+        self.folder = cache_dir / f"{kind}--{repo.replace('/', '--')}"
         self.blobs = self.folder / "blobs"
 
     def snapshot(self, commit: str) -> Path:

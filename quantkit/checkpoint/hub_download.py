@@ -89,12 +89,12 @@ def _by_library(reader: RangeReader, cache: RepoCache, name: str) -> Path:
         endpoint=settings.endpoint,
         token=settings.token,
         library_name="quantkit",
-        tqdm_class=_quiet_bar(),
+        tqdm_class=quiet_bar(),
     )
     return Path(path)
 
 
-def _quiet_bar() -> type:
+def quiet_bar() -> type:
     """A progress bar that draws nothing: progress is the command line's affair, and stderr may be a log."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 

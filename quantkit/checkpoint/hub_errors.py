@@ -142,10 +142,12 @@ def missing_offline(repo: str, revision: str, files: list[str]) -> EnvironmentPr
     what = f"{named} not in the local cache" if files else "not in the local cache"
     pinned = "" if revision == "main" else f" --revision {revision}"
     wanted = "".join(f" {file}" for file in files[:3]) if len(files) <= 3 else ""
+    name = repo.removeprefix("datasets/")
+    kind = " --repo-type dataset" if name != repo else ""
     return EnvironmentProblem(
         f"{what}, and HF_HUB_OFFLINE forbids the network",
         where=f"{repo}@{revision}",
-        hint=f"Unset HF_HUB_OFFLINE, or get it first: hf download {repo}{wanted}{pinned}",
+        hint=f"Unset HF_HUB_OFFLINE, or get it first: hf download {name}{wanted}{pinned}{kind}",
     )
 
 

@@ -133,9 +133,9 @@ _RECIPE_OPTIONS = (
         "(recipe default: quantkit).",
     ),
     click.option(
-        "--calibration", metavar="FILE|DIR|bundled",
-        help="Text that gptq learns from: .txt, .jsonl (text or chat messages) or a directory of them "
-        "(recipe default: bundled).",
+        "--calibration", metavar="FILE|DIR|DATASET|bundled",
+        help="Text that gptq learns from: .txt, .jsonl (text or chat messages), a directory of them, or a data "
+        "set of the Hub, org/name[@revision][/path][:split] (recipe default: bundled).",
     ),
     click.option(
         "--samples", type=click.IntRange(min=1), metavar="N", help="Calibration samples (recipe default: 128)."

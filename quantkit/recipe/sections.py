@@ -206,8 +206,8 @@ class CalibrationSection(Closed):
 
     data: str = Field(
         default=BUNDLED_TEXT, min_length=1,
-        description="bundled (public-domain English), or the path of a .txt or .jsonl file or a directory of "
-        "them, seen from the working directory.",
+        description="bundled (public-domain English), the path of a .txt or .jsonl file or a directory of them, "
+        "seen from the working directory, or a data set of the Hub: org/name[@revision][/path][:split].",
     )  # fmt: skip
     samples: int = Field(default=128, ge=1, description="Number of samples.")
     length: int = Field(default=256, ge=2, description="Tokens of one sample.")
