@@ -27,6 +27,7 @@ from .naming import source_names as source_names
 if TYPE_CHECKING:
     from .artifact import Artifact as Artifact
     from .artifact import VerifyReport
+    from .artifact.folds import Folds
     from .artifact.progress import OnProgress
     from .calibration.samples import CalibrationSet
     from .checkpoint import Checkpoint as Checkpoint
@@ -265,8 +266,8 @@ def diff(
 
     if not quick:
         check_kernels()
-    with open_view(a) as first, open_view(b) as second:
-        return compare(first, second, quick=quick, on_progress=on_progress)
+    with _open_side(a) as (first, first_folds), _open_side(b) as (second, second_folds):
+        return compare(first, second, quick=quick, on_progress=on_progress, folds=(first_folds, second_folds))
 
 
 def report(path: PathLike) -> dict[str, Any]:
@@ -308,6 +309,23 @@ def open_view(source: PathLike, *, revision: str | None = None) -> Iterator[Chec
         return
     with open(source, revision=revision) as checkpoint:
         yield checkpoint
+
+
+@contextmanager
+def _open_side(source: PathLike) -> Iterator[tuple[Checkpoint, Folds | None]]:
+    """``open_view`` with the folds of a decode view, which the view itself does not hold."""
+    from .artifact import Artifact
+    from .artifact.layout import DECODE
+    from .inspection.inspect import is_artifact
+
+    path = Path(source)
+    artifact_of = path if is_artifact(source) else path.parent if path.name == DECODE else None
+    if artifact_of is not None and is_artifact(artifact_of):
+        with Artifact.open(artifact_of) as artifact:
+            yield artifact.decode.tensors, artifact.folds
+        return
+    with open(source) as checkpoint:
+        yield checkpoint, None
 
 
 def plan_source(source: PathLike) -> Plan:

@@ -17,6 +17,7 @@ from .dtypes import tensor_bytes
 
 GROUP_SIZES = (32, 64, 128)
 FP8_BLOCK = (128, 128)
+FOLD_PART, FOLD_DTYPE = "awq_scale", "F32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class OutputTensor:
     @property
     def nbytes(self) -> int:
         return tensor_bytes(self.dtype, self.shape)
+
+
+def fold_tensor(up: str, rows: int) -> OutputTensor:
+    """The scale that was moved out of ``rows`` rows of the module ``up``; no part of any view."""
+    return OutputTensor(f"{up}.{FOLD_PART}", FOLD_DTYPE, (rows,))
 
 
 class Scheme(Protocol):

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .layout import DECODE, PREFILL
+from .folds import Folds
+from .layout import DECODE, FORMAT_VERSION, PREFILL
 from .manifest import Manifest, load_manifest
 from .records import TensorRecord, read_records
 from .view import View
@@ -28,6 +29,7 @@ class Artifact:
         path: its directory.
         manifest: the contract.
         decode: INT4 view.
+        folds: scales moved between its weights; None where the format has none.
         prefill: FP8 view.
         was_complete: set by ``convert`` when there was nothing left to do.
         warnings: what ``convert`` has to say about this run.
@@ -38,7 +40,10 @@ class Artifact:
         self.was_complete = False
         self.warnings: tuple[str, ...] = ()
         views = manifest.views
-        self.decode = View(path / DECODE, is_reference=views["decode"].stored == "reference")
+        self.folds = Folds(path) if manifest.format_version > FORMAT_VERSION else None
+        self.decode = View(
+            path / DECODE, is_reference=views["decode"].stored == "reference", folds=self.folds
+        )  # fmt: skip
         self.prefill = View(path / PREFILL, is_reference=views["prefill"].stored == "reference")
 
     @classmethod

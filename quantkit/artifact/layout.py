@@ -1,13 +1,16 @@
 """Names and versions of everything on disk; no other module spells them.
 
-``FORMAT_VERSION`` counts changes of the layout that an older reader would misread. ``NUMERICS_VERSION`` counts
+``FORMAT_VERSION`` counts changes of the layout that an older reader would misread; an artifact states the lowest
+version that describes it, so one without folds is what it was before there were any. ``NUMERICS_VERSION`` counts
 changes of what the same source and recipe are turned into: it enters ``pair_id``, so that two views made by
 different numerics are never taken for a pair. See docs/format.md.
 """
 
 from __future__ import annotations
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # without folds
+FOLDS_FORMAT_VERSION = 2  # with: an older reader would hold the folded weights against the source's
+NEWEST_FORMAT_VERSION = FOLDS_FORMAT_VERSION
 NUMERICS_VERSION = 1
 
 MANIFEST = "manifest.json"
@@ -15,6 +18,7 @@ TENSORS = "tensors.jsonl"
 DECODE = "decode"
 PREFILL = "prefill"
 VIEWS = (PREFILL, DECODE)
+FOLDS = "folds"
 VIEW_FILE = "quantkit_view.json"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -34,3 +38,8 @@ JOURNAL = "journal.jsonl"
 def view_path(view: str, name: str) -> str:
     """Path of a view's file inside the artifact, as the manifest lists it."""
     return f"{view}/{name}"
+
+
+def format_version(*, has_folds: bool) -> int:
+    """What an artifact states as its version."""
+    return FOLDS_FORMAT_VERSION if has_folds else FORMAT_VERSION

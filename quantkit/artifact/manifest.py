@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..errors import ArtifactError
 from .amendment import Amendment
 from .canonical import digest_json, parse_json, readable_json
-from .layout import FORMAT_VERSION, JOURNAL, MANIFEST, NUMERICS_VERSION, VIEWS
+from .layout import FORMAT_VERSION, JOURNAL, MANIFEST, NEWEST_FORMAT_VERSION, NUMERICS_VERSION, VIEWS
 
 MAX_MANIFEST_BYTES = 256 << 20
 
@@ -133,10 +133,10 @@ def load_manifest(directory: Path) -> Manifest:
         raise ArtifactError(f"not valid JSON ({problem})", where=str(path)) from problem
     if not isinstance(content, dict) or not isinstance(content.get("format_version"), int):
         raise ArtifactError("not a quantkit manifest: no format_version", where=str(path))
-    if content["format_version"] > FORMAT_VERSION:
+    if content["format_version"] > NEWEST_FORMAT_VERSION:
         raise ArtifactError(
             f"format version {content['format_version']}", where=str(path),
-            accepted=f"up to {FORMAT_VERSION}", hint="Install a newer quantkit",
+            accepted=f"up to {NEWEST_FORMAT_VERSION}", hint="Install a newer quantkit",
         )  # fmt: skip
     try:
         manifest = Manifest.model_validate(content)

@@ -3,19 +3,43 @@
 A line that keeps its bytes under its name needs no outputs: its ``sha256`` is the output's. Every other outcome
 lists the tensors written, with their digests. Error figures stand at the weight, relative to its energy, rounded
 to six significant digits: sqrt(sum of squared differences / sum of squared weights). Calibrated weights say how
-they were calibrated (``quantkit.calibration.expert.facts``).
+they were calibrated (``quantkit.calibration.expert.facts``), and where a scale was moved between the weights of an
+expert before they were quantized, which one (``folds.py``): error figures are of the folded weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ArtifactError
 from .canonical import canonical_json, parse_json
 from .layout import TENSORS
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRecord:
+    """The scale that was moved into or out of a weight before it was quantized.
+
+    Attributes:
+        tensor: its name in ``folds/``.
+        sha256: of its bytes.
+        axis: 0: row j of the weight was divided by entry j (up); 1: column j was multiplied by it (down).
+    """
+
+    tensor: str
+    sha256: str
+    axis: int
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> FoldRecord:
+        """Raises KeyError, TypeError or ValueError for anything else."""
+        found = FoldRecord(**content)
+        if not isinstance(found.tensor, str) or not isinstance(found.sha256, str) or found.axis not in (0, 1):
+            raise ValueError("not a fold")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +52,7 @@ class Outcome:
     group_size: int | None = None
     relative_error: float | None = None
     calibration: dict[str, Any] | None = None
+    fold: FoldRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = {"action": self.action}
@@ -36,11 +61,14 @@ class Outcome:
         for key in ("method", "group_size", "relative_error", "calibration"):
             if (value := getattr(self, key)) is not None:
                 content[key] = value
+        if self.fold is not None:
+            content["fold"] = asdict(self.fold)
         return content
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> Outcome:
-        return Outcome(**content)
+        fold = content.get("fold")
+        return Outcome(**{**content, "fold": None if fold is None else FoldRecord.from_json(fold)})
 
     def tensors(self, name: str, sha256: str) -> dict[str, str]:
         """Name in the view -> sha256 of every tensor this outcome stands for."""

@@ -16,6 +16,7 @@ from ..errors import ArtifactError
 from .canonical import parse_json, readable_json
 from .dequantize import dequantize
 from .durable import read_regular
+from .folds import Folds
 from .layout import FORMAT_VERSION, NUMERICS_VERSION, VIEW_FILE
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class ViewWeight:
 
     checkpoint: Checkpoint
     stored: StoredWeight
+    folds: Folds | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,6 +72,18 @@ class ViewWeight:
         """
         return dequantize(self.checkpoint, self.stored)
 
+    def unfolded(self) -> npt.NDArray[np.float32]:
+        """``dequantize`` without the scale that AWQ moved into or out of the weight, to compare it with another.
+
+        The same numbers as ``dequantize`` for every weight that was not folded.
+
+        Raises:
+            SourceError: as ``dequantize``.
+            ArtifactError: the fold is damaged.
+        """
+        weight = self.dequantize()
+        return weight if self.folds is None else self.folds.undo(self.stored.module, weight)
+
 
 class View:
     """A view of an opened artifact; indexes weights by module name.
@@ -77,12 +91,14 @@ class View:
     Args:
         directory: the view's directory.
         is_reference: its bytes are elsewhere, only digests are recorded.
+        folds: of its weights, where there are some.
     """
 
-    def __init__(self, directory: Path, *, is_reference: bool = False) -> None:
+    def __init__(self, directory: Path, *, is_reference: bool = False, folds: Folds | None = None) -> None:
         self.path = directory
         self.name = directory.name
         self.is_reference = is_reference
+        self.folds = folds
         self._checkpoint: Checkpoint | None = None
 
     @property
@@ -122,9 +138,11 @@ class View:
                 f"no weight of module {module!r}", where=str(self.path),
                 hint=f"Did you mean {near[0]!r}?" if near else None,
             )  # fmt: skip
-        return ViewWeight(self.tensors, weights[module])
+        return ViewWeight(self.tensors, weights[module], self.folds)
 
     def close(self) -> None:
         if self._checkpoint is not None:
             self._checkpoint.close()
             self._checkpoint = None
+        if self.folds is not None:
+            self.folds.close()

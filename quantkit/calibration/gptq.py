@@ -38,7 +38,7 @@ when their group is reached (not possible in activation order with static groups
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quantkit.errors import UsageError
@@ -83,6 +83,10 @@ class Calibrated:
         weight: the INT4 weight in the artifact's format; ``error`` and ``energy`` as in quantkit_kernels.
         hessian_error: sum over output rows of e H e^T, H as given (not dampened).
         floor_errors: the same for each of the settings' floors on the whole weight.
+        floor_weight_errors: squared error of each floor's weight, whatever the inputs.
+        fold_scale: what was moved from up to down before (``awq.py``), so that neither is the source's any more;
+            None without a fold.
+        fold_alpha: the exponent it was made with.
         rows_from_floor: output rows that took a floor's codes.
         tokens: tokens of the Hessian.
         percdamp: dampening used, as a share of the mean diagonal.
@@ -101,6 +105,9 @@ class Calibrated:
     attempts: int
     form: str
     retry: str | None = None
+    floor_weight_errors: dict[str, float] = field(default_factory=dict)
+    fold_scale: NDArray[np.float32] | None = None
+    fold_alpha: float | None = None
 
     def float32(self) -> NDArray[np.float32]:
         """The numbers ``[O, I]`` that the INT4 weight stands for."""
@@ -160,15 +167,18 @@ def finish(
     import quantkit_kernels as kernels
 
     floors: dict[str, NDArray[np.float64]] = {}
+    weight_errors: dict[str, NDArray[np.float64]] = {}
     from_floor = np.zeros(weight.shape[0], bool)
     for floor in settings.floors:
         other = kernels.float_to_int4(weight, settings.group_size, floor)
         floors[floor] = hessian_norms(weight, other, hessian, settings.device)
+        weight_errors[floor] = other.error.sum(axis=1, dtype=np.float64)
         is_better = floors[floor] < norms
         if is_better.any():
             for name in ("packed", "scale", "error"):
                 getattr(found, name)[is_better] = getattr(other, name)[is_better]
             norms, from_floor = np.minimum(norms, floors[floor]), from_floor | is_better
+    form = factor.form if factor else "diagonal" if bool(hessian.diagonal().any()) else "none"
     results, first = [], 0
     for part in parts:
         rows = slice(first, first + part.shape[0])
@@ -184,7 +194,8 @@ def finish(
                 tokens=hessian.tokens,
                 percdamp=factor.percdamp if factor else 0.0,
                 attempts=factor.attempts if factor else 0,
-                form=factor.form if factor else "diagonal",
+                form=form,
+                floor_weight_errors={name: float(e[rows].sum()) for name, e in weight_errors.items()},
             )
         )
     return results

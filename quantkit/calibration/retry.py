@@ -1,9 +1,9 @@
 """Further tries at a weight that lost more than the quality budget allows, in a fixed order.
 
 The budget counts the error of the weight, which GPTQ trades for a smaller error of the output. So each try goes
-towards the weight itself: first ten times the dampening, which compensates less, then ``mse``, the least error of
-the weight that its scales allow. The first try within the limit is taken; if none is, the one with the least
-error, for the layer's verdict to speak of.
+towards the weight itself: first ten times the dampening, which compensates less (not for AWQ, which compensates
+nothing), then ``mse``, the least error of the weight that its scales allow. The first try within the limit is
+taken; if none is, the one with the least error, for the layer's verdict to speak of.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ def retried(
         return result
     percdamp = MORE_DAMPENING * (result.percdamp or settings.percdamp)
     damped = replace(settings, percdamp=percdamp, max_percdamp=max(percdamp, settings.max_percdamp))
-    tries: list[tuple[str, Callable[[], Calibrated]]] = [
-        ("dampening", lambda: gptq([weight], hessian, damped)[0]),
-        ("mse", lambda: _plain(weight, hessian, settings)),
-    ]
+    tries: list[tuple[str, Callable[[], Calibrated]]] = [("mse", lambda: _plain(weight, hessian, settings))]
+    if result.attempts:
+        tries.insert(0, ("dampening", lambda: gptq([weight], hessian, damped)[0]))
     done = [result]
     for name, make in tries:
         done.append(replace(make(), retry=name))
@@ -71,4 +70,5 @@ def _plain(weight: NDArray[np.float32], hessian: Hessian, settings: GptqSettings
         percdamp=0.0,
         attempts=1,
         form="unused",
+        floor_weight_errors={name: float(found[name].error.sum(dtype="float64")) for name in settings.floors},
     )

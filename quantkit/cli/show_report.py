@@ -11,7 +11,15 @@ from .console import Block, Table
 if TYPE_CHECKING:
     from quantkit.inspection.conversions import Comparison, Group, Side
 
-_CALIBRATED = (">experts", ">tokens, least", ">median", ">starved", ">output error to rtn", ">dampening")
+_CALIBRATED = (
+    ">experts",
+    ">tokens, least",
+    ">median",
+    ">starved",
+    ">output error to rtn",
+    ">weight error to rtn",
+    ">dampening",
+)
 
 
 def conversion(path: str, found: Mapping[str, Any]) -> Iterator[Block]:
@@ -72,7 +80,8 @@ def _covered(row: Mapping[str, Any] | None) -> list[str]:
     tokens = row["tokens"]
     return [
         f"{len(tokens):,}", f"{min(tokens):,}" if tokens else "", f"{median(tokens):,.0f}" if tokens else "",
-        f"{len(row['shrunk_experts']):,}", _number(row["error_to_rtn"]), f"{row['largest_percdamp']:g}",
+        f"{len(row['shrunk_experts']):,}", _number(row["error_to_rtn"]),
+        _number(row.get("weight_error_to_rtn")), f"{row['largest_percdamp']:g}",
     ]  # fmt: skip
 
 

@@ -203,7 +203,7 @@ class _Layer:
             self._over({p: stored[p] for p in chosen}), {p: self._jobs.read(stored[p]) for p in rounded},
         )  # fmt: skip
         for projection, result in found.items():
-            self._jobs.write(stored[projection], result.weight, facts(result, settings))
+            self._jobs.write(stored[projection], result.weight, facts(result, settings), result.fold_scale)
         self._jobs.flush(stored[p] for p in chosen)
         return outputs
 

@@ -5,7 +5,8 @@ Jobs of other methods that make INT4 are known too, since the model that calibra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..artifact.canonical import round_figure
@@ -13,7 +14,7 @@ from ..checkpoint.tensor import StoredWeight
 from ..plan.fate import Job, Op
 from ..recipe.sections import CALIBRATED_METHODS
 from ..recipe.treatment import Treatment
-from .ops import write_int4
+from .ops import JobResult, write_int4
 from .progress import Ticker
 from .shards import ShardState
 
@@ -47,10 +48,13 @@ class CalibratedJobs:
         self._ticker = ticker
         self._jobs: dict[str, tuple[ShardState, int]] = {}  # by the first tensor of the weight
         self._rounded: dict[str, tuple[ShardState, int]] = {}  # of methods without calibration
+        self._folds: dict[str, tuple[ShardState, int]] = {}  # by the first tensor of up
         for state in states:
             for index, job in enumerate(state.shard.jobs):
                 if job.op is Op.TO_INT4:
                     (self._jobs if is_calibrated(job) else self._rounded)[job.sources[0]] = state, index
+                elif job.op is Op.FOLD:
+                    self._folds[job.sources[0]] = state, index
 
     def job_of(self, weight: StoredWeight) -> Job | None:
         """None: the weight is not calibrated."""
@@ -62,28 +66,58 @@ class CalibratedJobs:
         return weight.weight.name in self._rounded
 
     def is_done(self, weight: StoredWeight) -> bool:
-        state, index = self._jobs[weight.weight.name]
-        return index in state.results
+        """Whether it is written, with the scale that was moved out of it, if one was."""
+        return all(index in state.results for state, index in self._jobs_of(weight))
+
+    def _jobs_of(self, weight: StoredWeight) -> Iterator[tuple[ShardState, int]]:
+        name = weight.weight.name
+        yield self._jobs[name]
+        if name in self._folds:
+            yield self._folds[name]
 
     def drop(self, layer: int) -> None:
         """Nothing of this layer is quantized any more."""
-        for jobs in (self._jobs, self._rounded):
+        for jobs in (self._jobs, self._rounded, self._folds):
             for name in [name for name, (state, _) in jobs.items() if state.shard.layer == layer]:
                 del jobs[name]
 
     def layers_left(self) -> list[int]:
         """Layers with a job that is not done, sorted."""
-        left = {state.shard.layer for state, index in self._jobs.values() if index not in state.results}
+        jobs = chain(self._jobs.values(), self._folds.values())
+        left = {state.shard.layer for state, index in jobs if index not in state.results}
         return sorted(layer for layer in left if layer is not None)
 
-    def write(self, weight: StoredWeight, result: Int4Weight, facts: dict[str, Any]) -> None:
-        """Write and record the result of a weight; nothing if it is done already. Any thread."""
-        state, index = self._jobs[weight.weight.name]
+    def write(
+        self, weight: StoredWeight, result: Int4Weight, facts: dict[str, Any],
+        fold: NDArray[np.float32] | None = None,
+    ) -> None:  # fmt: skip
+        """Write and record the result of a weight; nothing if it is done already. Any thread.
+
+        Args:
+            fold: the scale ``[M]`` that was moved from up to down before; it is written with up.
+        """
+        name = weight.weight.name
+        if name in self._folds:
+            self._write_fold(*self._folds[name], fold)
+        state, index = self._jobs[name]
         if index in state.results:
             return
         figures = {k: round_figure(v) if isinstance(v, float) else v for k, v in facts.items()}
         state.done(index, write_int4(state.shard.jobs[index], weight, result, state.writer(), figures))
         self._ticker.add("calibration", state.name, weight.weight.nbytes)
+
+    @staticmethod
+    def _write_fold(state: ShardState, index: int, fold: NDArray[np.float32] | None) -> None:
+        import numpy as np
+
+        if index in state.results:
+            return
+        (output,) = state.shard.jobs[index].outputs
+        if fold is None:
+            raise RuntimeError(f"{output.name}: no fold was made")
+        sink = state.writer().sink(output.name)
+        sink.write(np.ascontiguousarray(fold, "<f4").view(np.uint8).data)
+        state.done(index, JobResult({output.name: sink.digest()}))
 
     def read(self, weight: StoredWeight) -> NDArray[np.float32]:
         """What a weight became whose job is done, by any method: the numbers of its INT4, float32 ``[O, I]``."""
@@ -101,6 +135,6 @@ class CalibratedJobs:
 
     def flush(self, weights: Iterable[StoredWeight]) -> None:
         """Make durable what is written of these weights. Any thread."""
-        for state in {id(s): s for s, _ in (self._jobs[w.weight.name] for w in weights)}.values():
+        for state in {id(s): s for w in weights for s, _ in self._jobs_of(w)}.values():
             if state.digest is None:
                 state.flush()

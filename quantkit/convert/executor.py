@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..artifact.durable import disk_errors
 from ..artifact.layout import PREFILL, UNFINISHED_SUFFIX
-from ..plan.fate import Shard
+from ..plan.fate import Op, Shard
 from .calibrated import Calibration
 from .calibrated_jobs import is_calibrated
 from .foreign import ForeignCalibration
@@ -179,11 +179,12 @@ class Executor:
         return [s for s in self.states if s.shard.layer == layer and s.shard.view != PREFILL]
 
     def _results(self, layer: int) -> dict[str, JobResult]:
-        """By first source tensor."""
+        """Of weights and copies, by first source tensor."""
         return {
-            state.shard.jobs[index].sources[0]: result
+            job.sources[0]: result
             for state in self._files_of(layer)
             for index, result in state.results.items()
+            if (job := state.shard.jobs[index]).op is not Op.FOLD
         }
 
     def _flush_all(self) -> None:
@@ -236,6 +237,8 @@ class Executor:
         )
 
     def _job_bytes(self, shard: Shard, index: int) -> int:
+        if shard.jobs[index].op is Op.FOLD:
+            return 0  # a by-product; its weights are counted where they are quantized
         return self.checkpoint.tensors[shard.jobs[index].sources[0]].nbytes
 
     def _cost(self, unit: Unit) -> int:

@@ -18,17 +18,19 @@ from ..artifact.canonical import readable_json, sha256_hex, tensor_root
 from ..artifact.durable import disk_errors, fsync_dir, write_file
 from ..artifact.layout import (
     CONFIG,
-    FORMAT_VERSION,
+    DECODE,
+    FOLDS,
     INDEX,
     MANIFEST,
     NUMERICS_VERSION,
     TENSORS,
     VIEW_FILE,
+    format_version,
     view_path,
 )
 from ..artifact.manifest import FileEntry, Manifest, Source, ViewEntry, pair_id
 from ..artifact.place import Way, place_file
-from ..artifact.records import Outcome, TensorRecord
+from ..artifact.records import FoldRecord, Outcome, TensorRecord
 from ..artifact.view import ViewMark
 from ..checkpoint.tensor import Storage
 from ..errors import SourceError
@@ -60,7 +62,8 @@ class Finisher:
         self.work = executor.target.work
         self._source_sha = executor.sources.tensor_digests()
         self._files: dict[str, FileEntry] = {}
-        self._done: dict[str, dict[str, tuple[Job, JobResult]]] = {"prefill": {}, "decode": {}}
+        self._version = format_version(has_folds=bool(self.plan.folds))
+        self._done: dict[str, dict[str, tuple[Job, JobResult]]] = {"prefill": {}, "decode": {}, FOLDS: {}}
         for state in executor.states:
             for index, job in enumerate(state.shard.jobs):
                 for source in job.sources:
@@ -69,16 +72,20 @@ class Finisher:
     def run(self) -> Manifest:
         """Write the core's remaining files; returns the manifest, which is written last."""
         source_root = tensor_root(self._source_tensors())
-        pair = pair_id(source_root, self.plan.recipe.content(), self.engine, self._calibration_sha256())
+        pair = pair_id(
+            source_root, self.plan.recipe.content(), self.engine, self._calibration_sha256(),
+            format_version=self._version,
+        )  # fmt: skip
         views: dict[ViewName, ViewEntry] = {}
         names: tuple[ViewName, ViewName] = ("prefill", "decode")
         for view in names:
             views[view] = self._view(view, pair)
+        self._list_shards(FOLDS)
         counts = self._records()
         self._sweep()
         self._sync_dirs()
         manifest = Manifest(
-            format_version=FORMAT_VERSION, numerics_version=NUMERICS_VERSION,
+            format_version=self._version, numerics_version=NUMERICS_VERSION,
             tool={"name": "quantkit", "version": tool_version()}, pair_id=pair, source=self._source(source_root),
             recipe=self.plan.recipe.content(), engine=self.engine,
             calibration_sha256=self._calibration_sha256(), views=views, counts=counts,
@@ -108,7 +115,7 @@ class Finisher:
             self._index(view, self._weight_files(view))
         tensors = list(self._source_tensors() if is_source else self._view_tensors(view))
         root = tensor_root(tensors)
-        self._write(view_path(view, VIEW_FILE), ViewMark(view, pair, root).render())
+        self._write(view_path(view, VIEW_FILE), ViewMark(view, pair, root, self._version).render())
         return ViewEntry(
             origin="publisher" if is_source else "derived",
             stored="reference" if is_reference else "files",
@@ -151,9 +158,12 @@ class Finisher:
             for file, placed in self.executor.sources.placed.items():
                 self._files[view_path(view, file)] = FileEntry(nbytes=placed.nbytes, sha256=placed.sha256)
             return {info.name: info.file for info in self.checkpoint.tensors.values()}
+        return self._list_shards(view)
+
+    def _list_shards(self, folder: str) -> dict[str, str]:
         weight_map = {}
         for state in self.executor.states:
-            if state.shard.view == view and state.digest is not None:
+            if state.shard.view == folder and state.digest is not None:
                 self._files[state.name] = FileEntry(nbytes=state.digest.nbytes, sha256=state.digest.sha256)
                 weight_map.update({t.name: state.shard.file for job in state.shard.jobs for t in job.outputs})
         return weight_map
@@ -241,7 +251,15 @@ class Finisher:
         return Outcome(
             action.value, outputs, method=result.method or job.method, group_size=job.group_size,
             relative_error=result.relative_error, calibration=result.calibration,
+            fold=self._fold(name) if view == DECODE else None,
         )  # fmt: skip
+
+    def _fold(self, name: str) -> FoldRecord | None:
+        if name not in self._done[FOLDS]:
+            return None
+        job, result = self._done[FOLDS][name]
+        ((tensor, sha256),) = result.outputs.items()
+        return FoldRecord(tensor, sha256, job.sources.index(name))
 
     def _check_same(self, name: str, outputs: Mapping[str, str]) -> None:
         """The copy was hashed as it was written, the source in another pass: they must agree."""
@@ -288,6 +306,8 @@ class Finisher:
                         path.rmdir()
                 elif path.relative_to(self.work).as_posix() not in self._files:
                     path.unlink()
+        if not self.plan.folds and (self.work / FOLDS).exists():  # amendments took all
+            (self.work / FOLDS).rmdir()
 
 
 def _published_index(checkpoint: Checkpoint, weight_map: Mapping[str, str]) -> bytes | None:

@@ -85,7 +85,7 @@ def convert(
     target = open_target(out, plan, checkpoint, digest, engine)
     try:
         quality = QualityBudget(plan, checkpoint, target.journal)
-        shards: tuple[Shard, ...] = (*plan.prefill, *quality.plan.decode)
+        shards: tuple[Shard, ...] = (*plan.prefill, *quality.plan.decode, *quality.plan.folds)
         view = PREFILL if plan.prefill_is_source else DECODE if plan.decode_is_source else None
         sources = SourceFiles(
             checkpoint, shards, target.journal,
@@ -187,6 +187,6 @@ def _backend() -> str:
 
 def _space_needed(plan: Plan, checkpoint: Checkpoint, sources: SourceFiles) -> int:
     # Everything at its final size; what the working directory holds already is deducted by check_space.
-    shards = sum(shard.file_nbytes for shard in (*plan.prefill, *plan.decode))
+    shards = sum(shard.file_nbytes for shard in plan.shards)
     side = 2 * sum(side.nbytes for side in checkpoint.side_files)
     return shards + side + _SLACK + sources.space_needed()

@@ -19,15 +19,14 @@ from ..artifact.durable import disk_errors, fsync_dir
 from ..artifact.journal import Journal
 from ..artifact.layout import (
     ATTACHMENTS,
-    DECODE,
-    FORMAT_VERSION,
+    FOLDS,
     JOURNAL,
     MANIFEST,
     NUMERICS_VERSION,
     PARTIAL_SUFFIX,
-    PREFILL,
     PROVENANCE,
     VIEWS,
+    format_version,
 )
 from ..errors import ArtifactError, EnvironmentProblem, UsageError
 from ..units import format_bytes
@@ -52,8 +51,9 @@ class Target:
         """Give up the lock; a working directory in which nothing was done goes away."""
         if self.work.exists() and not self.journal.has_work:
             with contextlib.suppress(OSError):  # files begun stay for the next run, and so does the directory
-                for view in VIEWS:
-                    (self.work / view).rmdir()
+                for folder in (*VIEWS, FOLDS):
+                    if (self.work / folder).exists():
+                        (self.work / folder).rmdir()
                 (self.work / JOURNAL).unlink()
                 self.work.rmdir()
         self.journal.close()
@@ -201,8 +201,8 @@ def open_target(
         work.mkdir(exist_ok=True)
     journal = Journal(work / JOURNAL, fingerprint(plan, checkpoint, calibration_sha256, engine))
     with disk_errors(work):
-        for view in (PREFILL, DECODE):
-            (work / view).mkdir(exist_ok=True)
+        for folder in (*VIEWS, FOLDS) if plan.folds else VIEWS:
+            (work / folder).mkdir(exist_ok=True)
     return Target(out, work, journal)
 
 
@@ -221,7 +221,7 @@ def fingerprint(
     return {
         **calibration, **({} if engine == ENGINE else {"engine": engine}),
         "kind": "start", "plan_id": plan.plan_id, "checkpoint": checkpoint.fingerprint, "version": tool_version(),
-        "format_version": FORMAT_VERSION, "numerics_version": NUMERICS_VERSION,
+        "format_version": format_version(has_folds=bool(plan.folds)), "numerics_version": NUMERICS_VERSION,
     }  # fmt: skip
 
 

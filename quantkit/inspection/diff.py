@@ -3,7 +3,8 @@
 Compared are logical weights first: a module stored as FP8 block on one side and INT4 on the other is one changed
 weight with a relative error, not five added and removed tensors, and a scale that was only renamed
 (``weight_scale_inv``, ``weight_scale``) is no change. Everything that is not part of a two-dimensional weight on
-both sides is compared by name. Equal bytes are found without dequantizing; the numbers are read in row tiles.
+both sides is compared by name. A scale that AWQ moved from one weight of an expert to another is undone first: it
+is no error of either. Equal bytes are found without dequantizing; the numbers are read in row tiles.
 
 Legend: O output rows, I input columns.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .tiles import TILE_VALUES, tensor_tiles, weight_tiles
 
 if TYPE_CHECKING:
+    from ..artifact.folds import Folds
     from ..checkpoint import Checkpoint
     from ..checkpoint.tensor import StoredWeight, TensorInfo
     from .tiles import Floats
@@ -72,13 +74,15 @@ class Difference:
 
 
 def compare(
-    a: Checkpoint, b: Checkpoint, *, quick: bool = False, on_progress: OnProgress | None = None
-) -> Difference:
+    a: Checkpoint, b: Checkpoint, *, quick: bool = False, on_progress: OnProgress | None = None,
+    folds: tuple[Folds | None, Folds | None] = (None, None),
+) -> Difference:  # fmt: skip
     """Compare two open checkpoints.
 
     Args:
         quick: names, dtypes and shapes only; no tensor data is read.
         on_progress: called with (bytes done, bytes in all, name); bytes are those of ``a``.
+        folds: of a and of b, where they are decode views that have some.
 
     Raises:
         SourceError: one of the two is damaged.
@@ -88,7 +92,7 @@ def compare(
     in_pairs_a = {p.name for w, _ in pairs for p in w.parts}
     in_pairs_b = {p.name for _, w in pairs for p in w.parts}
     alone_b = {n: t for n, t in b.tensors.items() if n not in in_pairs_b}
-    work: list[_Pair] = [_weight_pair(a, b, *pair) for pair in pairs]
+    work: list[_Pair] = [_weight_pair(a, b, *pair, folds) for pair in pairs]
     work += [_tensor_pair(a, b, t, alone_b.get(n)) for n, t in a.tensors.items() if n not in in_pairs_a]
     total, done, identical, unread = sum(p.nbytes for p in work), 0, 0, 0
     changes = []
@@ -128,14 +132,23 @@ class _Pair:
         return Change(self.name, "changed", self.before, self.after, *errors)
 
 
-def _weight_pair(a: Checkpoint, b: Checkpoint, wa: StoredWeight, wb: StoredWeight) -> _Pair:
+def _weight_pair(
+    a: Checkpoint, b: Checkpoint, wa: StoredWeight, wb: StoredWeight, folds: tuple[Folds | None, Folds | None]
+) -> _Pair:
+    scales = {f.by_module[wa.module].sha256 if f and wa.module in f.by_module else None for f in folds}
+
+    def errors() -> tuple[float | None, float | None]:
+        if wa.shape != wb.shape:
+            return None, None
+        return _errors(weight_tiles(a, wa, folds[0]), weight_tiles(b, wb, folds[1]))
+
     before, after = (f"{w.weight.dtype if w.scale is None else w.storage.value} {list(w.shape)}" for w in (wa, wb))
     same = (wa.storage, wa.block, wa.shape) == (wb.storage, wb.block, wb.shape)
-    same = same and [p.dtype for p in wa.parts] == [p.dtype for p in wb.parts]
+    same = same and len(scales) == 1 and [p.dtype for p in wa.parts] == [p.dtype for p in wb.parts]
     return _Pair(
         wa.module, sum(p.nbytes for p in wa.parts), before, after, same,
         lambda: all(_same_bytes(a, b, p, q) for p, q in zip(wa.parts, wb.parts, strict=True)),
-        lambda: _errors(weight_tiles(a, wa), weight_tiles(b, wb)) if wa.shape == wb.shape else (None, None),
+        errors,
     )  # fmt: skip
 
 

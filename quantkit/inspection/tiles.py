@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..artifact.folds import Folds
     from ..checkpoint import Checkpoint
 
     Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -33,8 +34,11 @@ _NUMPY = {
 }  # fmt: skip
 
 
-def weight_tiles(checkpoint: Checkpoint, weight: StoredWeight) -> Iterator[Floats]:
+def weight_tiles(checkpoint: Checkpoint, weight: StoredWeight, folds: Folds | None = None) -> Iterator[Floats]:
     """Flat float32 values of a logical weight ``[O, I]``, tile by tile in row order.
+
+    Args:
+        folds: scales that were moved into or out of weights; they are undone.
 
     Raises:
         SourceError: the scales are damaged or bytes are missing.
@@ -44,7 +48,8 @@ def weight_tiles(checkpoint: Checkpoint, weight: StoredWeight) -> Iterator[Float
     is_fp8 = weight.storage not in (Storage.PLAIN, Storage.INT4_GROUP)
     align = weight.block[0] if weight.storage is Storage.FP8_BLOCK else 1
     for start, stop in row_tiles(rows, columns, align, TILE_VALUES):
-        yield (_fp8_rows(reader, start, stop) if is_fp8 else reader.float32(start, stop)).reshape(-1)
+        values = _fp8_rows(reader, start, stop) if is_fp8 else reader.float32(start, stop)
+        yield (values if folds is None else folds.undo(weight.module, values, start)).reshape(-1)
 
 
 def tensor_tiles(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[Floats]:

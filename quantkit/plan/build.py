@@ -27,8 +27,8 @@ from ..scheme import Scheme, decode_scheme
 from .engine import check_engine, check_engine_modules, engine_warnings
 from .experts import check_experts, check_layers
 from .fate import KEPT_BY_BUDGET, Action, Fate, Job, Shard
+from .folds import fold_jobs
 from .notices import notices
-from .pending import refuse_pending
 from .plan import DERIVED, PUBLISHER, Plan, SourceId
 from .quantization_config import decode_config, prefill_config
 from .selection import Modules, ranges
@@ -97,7 +97,6 @@ class _Builder:
     def prepare(cls, checkpoint: Checkpoint, recipe: Recipe, kept_layers: frozenset[int]) -> _Builder:
         check_family(recipe, checkpoint.config)
         check_engine(recipe)
-        refuse_pending(recipe)
         read_quantization(quantization_of(checkpoint.config))  # raises for one that no engine could read
         classifier = find_family(checkpoint.config, checkpoint.tensors, override=recipe.family)
         weights = checkpoint.weights()
@@ -128,6 +127,7 @@ class _Builder:
         max_bytes = self.recipe.output.max_shard_bytes
         writes_decode, writes_prefill = self.storage != "int4", self.storage != "fp8"
         decode_shards = pack("decode", self._jobs(decode), max_bytes) if writes_decode else ()
+        folds = pack("folds", fold_jobs(self.modules, decode), max_bytes) if writes_decode else ()
         prefill_shards = pack("prefill", self._jobs(prefill), max_bytes) if writes_prefill else ()
         fates = self._fates(decode, prefill)
         return Plan(
@@ -147,6 +147,7 @@ class _Builder:
             limits=self._limits(decode),
             kept_layers=self.kept_layers,
             caught=ways.caught,
+            folds=folds,
         )
 
     def _decode_outcomes(self, ways: Treatments) -> dict[str, Outcome]:

@@ -36,6 +36,7 @@ class Op(str, Enum):
     TO_INT4 = "to-int4"  # any stored weight -> group INT4
     TO_FP8 = "to-fp8"  # plain or INT4 weight -> FP8 block
     TO_BF16 = "to-bf16"  # FP8 or INT4 weight -> BF16
+    FOLD = "fold"  # the scale that a calibrated method moves from up to down; a by-product of quantizing them
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,10 @@ class Job:
 
     Attributes:
         op: operation.
-        sources: names of the source tensors in the order of ``StoredWeight.parts`` (one name for COPY).
+        sources: names of the source tensors in the order of ``StoredWeight.parts`` (one name for COPY; for FOLD
+            the weights of up and of down).
         outputs: tensors written; where their bytes stand in the shard is the shard's matter (``Shard.tensors``).
-        method: ``rtn``, ``mse`` or ``gptq`` for TO_INT4, else None.
+        method: of the recipe for TO_INT4, and for FOLD that of its weights; else None.
         group_size: for TO_INT4, else None.
     """
 
@@ -83,13 +85,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a view: the jobs that fill it, in the order of work.
+    """One file of a view, or of the folds: the jobs that fill it, in the order of work.
 
     ``layer`` is the decoder layer it belongs to, None for tensors outside the layers. A unit of work (and of a
     plan amendment) is all shards of one layer.
     """
 
-    view: str  # "decode" or "prefill"
+    view: str  # "decode", "prefill" or "folds": its folder
     file: str
     layer: int | None
     jobs: tuple[Job, ...]

@@ -48,6 +48,7 @@ class Plan:
         fates: every source tensor exactly once, in source order.
         decode: files of the decode view; empty when ``decode_is_source``.
         prefill: files of a derived prefill view; empty when ``prefill_is_source``.
+        folds: files with the scales that are moved from up to down; empty without a method that does.
         decode_config: config.json of the decode view, quantization_config included.
         prefill_config: config.json of the prefill view; None: the source's, byte for byte.
         prefill_origin, decode_origin: ``publisher`` (a view holds the source's files as they are) or ``derived``.
@@ -75,6 +76,7 @@ class Plan:
     limits: Mapping[str, float] = field(default_factory=dict)
     kept_layers: frozenset[int] = frozenset()
     caught: tuple[int, ...] = ()
+    folds: tuple[Shard, ...] = ()
 
     def __repr__(self) -> str:
         """Short: a plan of a large model holds some hundred thousand fates."""
@@ -92,8 +94,8 @@ class Plan:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """All files to be written, both views."""
-        return self.decode + self.prefill
+        """All files with tensors to be written: both views and the folds."""
+        return self.decode + self.prefill + self.folds
 
     def jobs(self, view: str) -> Iterator[Job]:
         """Jobs of ``decode`` or ``prefill`` in file order."""
@@ -120,6 +122,7 @@ class Plan:
         num_outputs = sum(len(job.outputs) for shard in self.shards for job in shard.jobs)
         # Index, tensors.jsonl and journal hold about 400, 700 and 200 bytes a tensor; tokenizers take up to 30 MB.
         other = 32_000_000 + 700 * len(self.fates) + 600 * num_outputs
+        other += sum(shard.file_nbytes for shard in self.folds)
         return DiskNeed(
             self.sizes.decode.file_bytes if self.decode else 0,
             self.sizes.prefill.file_bytes if self.prefill else 0,
@@ -171,6 +174,7 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """JSON-ready overview without the fates."""
+        folds = {"folds": len(self.folds)} if self.folds else {}
         return {
             "plan_format": PLAN_FORMAT,
             "plan_id": self.plan_id,
@@ -183,7 +187,7 @@ class Plan:
             "tensors": len(self.fates),
             "fates": self.fate_counts(),
             "sizes": self.sizes.to_json(),
-            "files": {"decode": len(self.decode), "prefill": len(self.prefill)},
+            "files": {"decode": len(self.decode), "prefill": len(self.prefill), **folds},
             "quantized_layers": list(self.quantized_layers),
             "methods": [
                 {"method": method, "group_size": size, "modules": n} for (method, size), n in self.methods.items()

@@ -51,6 +51,9 @@ def _summary(layers: Mapping[str, Mapping[str, Any]]) -> str:
             "Squared error of the output over the calibration tokens, relative to rounding to nearest: "
             f"{median(gains):.3f} (median of the layers' medians)."
         )
+    weights = [e for row in layers.values() if (e := row.get("weight_error_to_rtn")) is not None]
+    if weights:
+        said.append(f"Squared error of the weights themselves, likewise: {median(weights):.3f}.")
     floors = sum(row["rows_from_floor"] for row in layers.values())
     said.append(f"Output rows for which rtn or mse did better and were taken: {floors:,}.")
     return f"<p>{' '.join(said)}</p>"

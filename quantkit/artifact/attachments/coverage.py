@@ -42,6 +42,8 @@ class _Layer:
 
     experts: defaultdict[int, _Expert] = field(default_factory=lambda: defaultdict(_Expert))
     gains: list[float] = field(default_factory=list)
+    weight_errors: list[float] = field(default_factory=list)
+    alphas: list[float] = field(default_factory=list)
     largest_percdamp: float = 0.0
     rows_from_floor: int = 0
 
@@ -50,11 +52,16 @@ class _Layer:
             self.experts[expert].add(facts, error)
         if facts["error_to_rtn"] is not None:
             self.gains.append(facts["error_to_rtn"])
+        if (weight_error := facts.get("weight_error_to_rtn")) is not None:  # older artifacts have none
+            self.weight_errors.append(weight_error)
+        if (alpha := facts.get("fold_alpha")) is not None:
+            self.alphas.append(alpha)
         self.largest_percdamp = max(self.largest_percdamp, facts["percdamp"])
         self.rows_from_floor += facts["rows_from_floor"]
 
     def to_json(self) -> dict[str, Any]:
-        """``error_to_rtn`` is the median over weights of the squared output error relative to rtn's."""
+        """Medians over weights: ``error_to_rtn``, the squared output error relative to rtn's;
+        ``weight_error_to_rtn``, that of the weights themselves; ``fold_alpha``, where weights were folded."""
         found = sorted(self.experts.items())
         return {
             "experts": [number for number, _ in found],
@@ -62,8 +69,9 @@ class _Layer:
             "errors": [round_figure(sqrt(expert.squares / expert.weights)) for _, expert in found],
             "errors_to_rtn": [_median(expert.gains) for _, expert in found],
             "shrunk_experts": [number for number, expert in found if expert.is_shrunk],
-            "error_to_rtn": _median(self.gains), "largest_percdamp": self.largest_percdamp,
-            "rows_from_floor": self.rows_from_floor,
+            "error_to_rtn": _median(self.gains), "weight_error_to_rtn": _median(self.weight_errors),
+            **({"fold_alpha": _median(self.alphas)} if self.alphas else {}),
+            "largest_percdamp": self.largest_percdamp, "rows_from_floor": self.rows_from_floor,
         }  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from ..artifact import Artifact
 from ..attachments import read_attachments
 from ..canonical import hash_file, parse_json
 from ..durable import read_regular
-from ..layout import ATTACHMENTS, JOURNAL, MANIFEST, MODEL_CARD, PROVENANCE, TENSORS, VIEWS
+from ..folds import Folds
+from ..layout import ATTACHMENTS, FOLDS, JOURNAL, MANIFEST, MODEL_CARD, PROVENANCE, TENSORS, VIEWS
 from ..manifest import FileEntry
 from ..place import Way, place_file
 from ..progress import OnProgress, Progress
@@ -71,6 +72,8 @@ def check_files(
         if quick:
             return {}
         tensors = {view.name: _tensors_by_file(view) for view in (artifact.prefill, artifact.decode)}
+        if artifact.folds is not None:
+            tensors[FOLDS] = _by_file(artifact.folds)
         counter = ByteCounter(sum(entry.nbytes for entry in present.values()), on_progress)
 
         def digest(name: str) -> None:
@@ -124,13 +127,16 @@ def _find_strangers(artifact: Artifact, section: Section) -> None:
 
 def _tensors_by_file(view: View) -> dict[str, list[TensorInfo]]:
     """Header entries by file; nothing when the view can't be opened, which ``check_headers`` reports."""
+    return {} if view.is_reference else _by_file(view)
+
+
+def _by_file(files: View | Folds) -> dict[str, list[TensorInfo]]:
     by_file: dict[str, list[TensorInfo]] = defaultdict(list)
-    if not view.is_reference:
-        try:
-            for info in view.tensors.tensors.values():
-                by_file[info.file].append(info)
-        except (QuantkitError, OSError):
-            return {}
+    try:
+        for info in files.tensors.tensors.values():
+            by_file[info.file].append(info)
+    except (QuantkitError, OSError):
+        return {}
     return by_file
 
 

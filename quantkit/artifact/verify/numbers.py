@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import QuantkitError, SourceError
 from ..artifact import Artifact
 from ..dequantize import RowReader, row_nbytes, row_tiles
+from ..folds import folded
 from ..layout import VIEWS
 from ..records import TensorRecord
 from ..view import View
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
     from ...checkpoint.tensor import StoredWeight
 
 SAMPLE = 24
+_Fold = Callable[..., Any]  # rows of a weight and the first of them -> the rows after the fold
 _TILE_BYTES = 2 << 20
+_FP8_STEP = 1 / 16  # largest rounding error of E4M3, relative; behind a fold its mean may be another
 _CLOSE = 1e-4  # relative; figures are rounded to six digits and summed in another order
 
 
@@ -99,27 +104,45 @@ def _check_error(artifact: Artifact, record: TensorRecord, section: Section) -> 
     prefill, decode = artifact.prefill[module], artifact.decode[module]
     recorded = {view: record.outcome(view).relative_error or 0.0 for view in VIEWS}
     publisher = {name: entry.origin == "publisher" for name, entry in artifact.manifest.views.items()}
+    fold = _fold_of(artifact, record)
     if publisher["prefill"]:
-        seen = _relative_error(artifact, decode.stored, prefill.stored, reference=artifact.prefill)
+        seen = _relative_error(artifact, decode.stored, prefill.stored, fold, reference=artifact.prefill)
     else:
-        seen = _relative_error(artifact, prefill.stored, decode.stored, reference=artifact.decode)
+        seen = _relative_error(artifact, prefill.stored, decode.stored, fold, reference=artifact.decode)
     if any(publisher.values()):
         wanted = max(recorded.values())
         if abs(seen - wanted) > _CLOSE * max(wanted, 1e-9):
             section.problem(f"relative error is {seen:.6g}, recorded {wanted:.6g}", module)
-    elif seen > sum(recorded.values()) * 1.01:
+    elif seen > (sum(recorded.values()) if fold is None else recorded["decode"] + _FP8_STEP) * 1.01:
         section.problem(f"the views differ by {seen:.6g}, more than both recorded errors allow", module)
 
 
-def _relative_error(artifact: Artifact, weight: StoredWeight, original: StoredWeight, *, reference: View) -> float:
+def _fold_of(artifact: Artifact, record: TensorRecord) -> _Fold | None:
+    """What makes the prefill view's numbers comparable with the decode view's."""
+    if record.decode.fold is None or artifact.folds is None:
+        return None
+    scale = artifact.folds.scale(record.decode.fold)
+    return partial(folded, scale=scale, fold=record.decode.fold)
+
+
+def _relative_error(
+    artifact: Artifact, weight: StoredWeight, original: StoredWeight, fold: _Fold | None, *, reference: View
+) -> float:
+    """Of a weight relative to the reference; the prefill view's numbers are folded as the decode view's were."""
     import numpy as np
 
     other = artifact.decode if reference is artifact.prefill else artifact.prefill
     ours, theirs = RowReader(other.tensors, weight), RowReader(reference.tensors, original)
     error = energy = 0.0
     for start, stop in row_tiles(weight.shape[0], row_nbytes(weight), 1, _TILE_BYTES):
-        exact: Any = theirs.float32(start, stop).astype(np.float64)
-        error += float(np.square(ours.float32(start, stop) - exact).sum())
+        exact: Any = theirs.float32(start, stop)
+        seen: Any = ours.float32(start, stop)
+        if fold is not None and reference is artifact.prefill:
+            exact = fold(exact, start=start)
+        elif fold is not None:
+            seen = fold(seen, start=start)
+        exact = exact.astype(np.float64)
+        error += float(np.square(seen - exact).sum())
         energy += float(np.square(exact).sum())
     return (error / energy) ** 0.5 if energy > 0 else 0.0
 

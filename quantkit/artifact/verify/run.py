@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..artifact import Artifact
+from ..layout import FOLDS
 from ..progress import OnProgress
 from .amendments import check_amendments
 from .files import check_attachments, check_files, check_identity, check_marks
 from .findings import Findings, VerifyReport
+from .folds import check_folds
 from .numbers import check_engines, check_errors, check_scales, check_transforms
 from .records import Accounts, check_headers, check_pairing, check_records
 from .source import check_source
@@ -68,6 +70,7 @@ def _check_views(
             findings.skip(f"headers of {view.name}", "the view is a reference: it holds no bytes")
         else:
             check_headers(view, artifact.manifest, findings, accounts, read.get(view.name))
+    check_folds(artifact, findings, accounts, read.get(FOLDS), quick=quick)
     check_pairing(artifact.manifest, findings, accounts)
     if quick:
         findings.skip("scales", "quick")

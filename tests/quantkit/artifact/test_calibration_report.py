@@ -17,7 +17,7 @@ from quantkit.artifact.records import Outcome, TensorRecord
 
 FACTS: dict[str, Any] = {
     "tokens": 500, "shrunk": False, "form": "dense", "percdamp": 0.01, "attempts": 1, "rows_from_floor": 1,
-    "error_to_rtn": 0.5,
+    "error_to_rtn": 0.5, "weight_error_to_rtn": 2.0,
 }  # fmt: skip
 
 
@@ -37,7 +37,8 @@ def report_of(*records: TensorRecord) -> dict[str, Any]:
 
 
 RECORDS = (
-    weight(3, 0, "gate_proj", 0.3), weight(3, 0, "down_proj", 0.4, error_to_rtn=0.7),
+    weight(3, 0, "gate_proj", 0.3),
+    weight(3, 0, "down_proj", 0.4, error_to_rtn=0.7, weight_error_to_rtn=3.0, fold_alpha=0.25),
     weight(3, 2, "up_proj", 0.1, tokens=0, shrunk=True, form="none", error_to_rtn=None),
     weight(4, 1, "up_proj", 0.2, tokens=5, shrunk=True, percdamp=0.1, attempts=2),
     weight(4, None, "o_proj", 0.9, tokens=9000, error_to_rtn=0.1),
@@ -48,7 +49,8 @@ def test_figures_by_hand() -> None:
     report = report_of(*RECORDS)
     assert report["calibration"]["3"] == {
         "experts": [0, 2], "tokens": [500, 0], "errors": [0.353553, 0.1], "errors_to_rtn": [0.6, None],
-        "shrunk_experts": [2], "error_to_rtn": 0.6, "largest_percdamp": 0.01, "rows_from_floor": 3,
+        "shrunk_experts": [2], "error_to_rtn": 0.6, "weight_error_to_rtn": 2.0, "fold_alpha": 0.25,
+        "largest_percdamp": 0.01, "rows_from_floor": 3,
     }  # fmt: skip
     assert report["calibration"]["4"]["experts"] == [1]  # what is no expert's counts in the sums only
     assert report["calibration"]["4"]["error_to_rtn"] == 0.3

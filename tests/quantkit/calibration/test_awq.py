@@ -68,7 +68,7 @@ def test_rounding_of_up_does_not_feel_the_fold(parts: tuple) -> None:
 def test_rounding_by_importance_keeps_the_floors(tokens: int) -> None:
     x, w = cases.inputs(6, tokens, 256), cases.weight(7, 24, 256)
     (got,) = round_by_importance([w], cases.hessian(x), GptqSettings(group_size=64, floors=("rtn", "mse")))
-    assert got.form == "diagonal"
+    assert got.form == ("diagonal" if tokens else "none")
     for method in ("rtn", "mse"):
         other = cases.norms(w, kernels.float_to_int4(w, 64, method), x)
         assert (cases.norms(w, got.weight, x) <= other * (1 + 1e-4) + 1e-9).all()
@@ -81,6 +81,23 @@ def test_inputs_that_say_little(z: torch.Tensor) -> None:
     assert np.isfinite(fold.up).all() and np.isfinite(fold.down).all() and (fold.scale > 0).all()
     if not z.any():
         assert fold.alpha == 0 and np.array_equal(fold.down, down)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 77])
+@pytest.mark.parametrize(("inner", "hidden", "group_size"), [(32, 33, 32), (96, 7, 32), (320, 65, 64)])
+def test_the_expert_computes_the_same_for_any_shape(tokens: int, inner: int, hidden: int, group_size: int) -> None:
+    """Inputs of down that are always zero, ones 1e6 times larger than others, few tokens or none."""
+    gate, up, down = cases.weight(2, inner, hidden), cases.weight(3, inner, hidden), cases.weight(4, hidden, inner)
+    gate[::5] = up[1::7] = 0
+    up[2::9] *= 1e6
+    x = cases.inputs(5, tokens, hidden)
+    fold = fold_expert(up, down, cases.hessian(middle(x, gate, up)), GptqSettings(group_size=group_size))
+    probe = cases.inputs(6, 20, hidden)  # other tokens than it was chosen by
+    for dtype in (torch.float32, torch.float64):
+        before, after = (expert(probe, gate, *w, dtype) for w in ((up, down), (fold.up, fold.down)))
+        assert float((before - after).norm() / before.norm()) < 1e-6
+    assert (fold.scale > 0).all() and np.isfinite(fold.scale).all()
+    assert tokens or fold.alpha == 0
 
 
 def test_shapes_that_do_not_belong_together() -> None:

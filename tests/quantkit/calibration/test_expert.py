@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
 import torch
 
 import quantkit_kernels as kernels
-from quantkit.calibration import GptqSettings, Hessian, gptq
+from quantkit.calibration import GptqSettings, Hessian, fold_expert, gptq, round_by_importance
 from quantkit.calibration.expert import Expert, ExpertSettings, calibrate_expert, facts
 from quantkit.calibration.experts import CHUNK_TOKENS, Inputs
 from quantkit.recipe.treatment import Treatment
 
 HIDDEN, INNER, EXPERTS = 128, 64, 3
 GPTQ = dict.fromkeys(("gate", "up", "down"), Treatment("gptq", 32))
+
+
+def ways(projections: Iterable[str], method: str = "gptq") -> dict[str, Treatment]:
+    return dict.fromkeys(projections, Treatment(method, 32))
 
 
 def gating(gate_up: torch.Tensor) -> torch.Tensor:
@@ -108,6 +112,72 @@ def test_down_learns_behind_the_original_gate_and_up_if_asked() -> None:
     assert same(found["original"]["down"].weight, expected)
     assert not same(found["quantized"]["down"].weight, expected)
     assert same(found["quantized"]["up"].weight, found["original"]["up"].weight)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq+awq"])
+@pytest.mark.parametrize("kept", [[], ["gate"]])
+def test_folding_methods_fold_first(method: str, kept: list[str]) -> None:
+    """The steps one by one: the fold by down's original inputs, gate and up behind it, down behind these."""
+    inputs = inputs_of([[i % 3, (i + 1) % 3] for i in range(150)])
+    weights, settings = weights_of(7), ExpertSettings(GptqSettings(), min_tokens=0)
+    weights["up"] *= np.exp(np.random.default_rng(1).normal(0, 1.5, (INNER, 1))).astype(np.float32)
+    chosen = [p for p in weights if p not in kept]
+    found, outputs = calibrate_expert(
+        weights, ways(chosen, method), inputs.routed(1), inputs, gating, "", settings
+    )
+    tokens = tokens_of(inputs, 1)
+    x, counts = torch.stack([inputs.states[t] for t, _ in tokens]), torch.tensor([w * w for _, w in tokens])
+
+    def behind(gate: np.ndarray, up: np.ndarray) -> Hessian:
+        hessian = Hessian(INNER, where="")
+        hessian.add(torch.nn.functional.silu(x @ torch.from_numpy(gate).T) * (x @ torch.from_numpy(up).T), counts)
+        return hessian
+
+    fold = fold_expert(weights["up"], weights["down"], behind(weights["gate"], weights["up"]), settings.gptq)
+    assert fold.alpha > 0
+    entry = Hessian(HIDDEN, where="")
+    entry.add(x, counts)
+    quantizer = gptq if method == "gptq+awq" else round_by_importance
+    first = [p for p in ("gate", "up") if p in chosen]
+    results = dict(
+        zip(first, quantizer([{**weights, "up": fold.up}[p] for p in first], entry, settings.gptq), strict=True)
+    )
+    back = {p: kernels.int4_to_float32(r.weight.packed, r.weight.scale, HIDDEN) for p, r in results.items()}
+    gate = back.get("gate", weights["gate"])
+    (results["down"],) = quantizer([fold.down], behind(gate, back["up"]), settings.gptq)
+    assert found.keys() == results.keys()
+    for projection, result in results.items():
+        assert same(found[projection].weight, result.weight), projection
+    for projection in ("up", "down"):
+        assert np.array_equal(found[projection].fold_scale, fold.scale)
+        assert facts(found[projection], settings)["fold_alpha"] == fold.alpha
+    assert "gate" not in found or found["gate"].fold_scale is None
+    down = kernels.int4_to_float32(results["down"].weight.packed, results["down"].weight.scale, INNER)
+    y = Expert({"gate": gate, "up": back["up"], "down": down}, gating)(x)
+    assert torch.allclose(outputs, y * torch.tensor([[w] for _, w in tokens]), atol=1e-5)
+
+
+def test_original_outputs_go_on_unfolded() -> None:
+    inputs = inputs_of([[i % 3] for i in range(60)])
+    weights, routed, settings = weights_of(8), inputs.routed(2), ExpertSettings(min_tokens=0, propagate="original")
+    _, outputs = calibrate_expert(weights, ways(weights, "awq"), routed, inputs, gating, "", settings)
+    assert torch.equal(outputs, routed.outputs(Expert(weights, gating)))
+
+
+def test_weight_error_is_that_of_the_weight_alone() -> None:
+    """By its definition; without the floor it would say what the sweep cost the weight, and it still does."""
+    inputs = inputs_of([[i % 3] for i in range(200)])
+    weights, settings = weights_of(9), ExpertSettings(min_tokens=0)
+    found, _ = calibrate_expert(weights, ways(weights), inputs.routed(0), inputs, gating, "", settings)
+    for projection, result in found.items():
+        columns = weights[projection].shape[1]
+        rtn = kernels.float_to_int4(weights[projection], 32, "rtn")
+        ours, theirs = (
+            float(np.square(weights[projection].astype(np.float64) - back).sum())
+            for back in (kernels.int4_to_float32(q.packed, q.scale, columns) for q in (result.weight, rtn))
+        )
+        assert facts(result, settings)["weight_error_to_rtn"] == pytest.approx(ours / theirs, rel=1e-5)
+        assert ours > theirs
 
 
 @pytest.mark.parametrize("routed", [0, 1, 300])

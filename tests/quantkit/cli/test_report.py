@@ -38,8 +38,8 @@ def test_calibrated(run: Run, gptq: Path) -> None:
     assert "tokens 300 at least, 300 in the middle; 0 starved" in shown
     assert "0 dampened more than asked" in shown and "output error to rtn" in shown
     row = next(line for line in shown.splitlines() if line.startswith("0 ")).split()
-    assert row[-6:] == [str(len(json.loads(run("report", gptq, "--json").out)["calibration"]["0"]["tokens"])),
-                        "300", "300", "0", "0.250", "0.01"]  # fmt: skip
+    assert row[-7:] == [str(len(json.loads(run("report", gptq, "--json").out)["calibration"]["0"]["tokens"])),
+                        "300", "300", "0", "0.250", "1.500", "0.01"]  # fmt: skip
 
 
 def test_two(run: Run, rtn: Path, gptq: Path) -> None:

@@ -36,7 +36,8 @@ def run(
     source: str | Path, out: Path, *, given: CalibrationSet | None = None, jobs: int | None = None,
     max_memory: int | None = None, on_progress: Any = None, **options: Any,
 ) -> Artifact:  # fmt: skip
-    recipe = default_recipe().with_options(method="gptq", **options)
+    options.setdefault("method", "gptq")
+    recipe = default_recipe().with_options(**options)
     with open_checkpoint(source) as checkpoint:
         plan = build_plan(checkpoint, recipe)
         return convert(

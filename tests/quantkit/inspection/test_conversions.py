@@ -58,7 +58,7 @@ def calibrated(gains: dict[str, float], **more: Any) -> Callable[[Line], Line]:
         if "relative_error" in line["decode"]:
             facts = {
                 "tokens": 300, "shrunk": False, "form": "dense", "percdamp": 0.01, "attempts": 1,
-                "rows_from_floor": 0, "error_to_rtn": gains[part],
+                "rows_from_floor": 0, "error_to_rtn": gains[part], "weight_error_to_rtn": 1.5,
             }  # fmt: skip
             line["decode"] |= {"method": "gptq", "calibration": facts, **more}
         return line
