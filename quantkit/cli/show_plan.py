@@ -51,15 +51,30 @@ def _recipe(recipe: Summary) -> str:
 
 
 def _treatments(summary: Summary) -> Iterator[str]:
-    """How many modules each method has and how many each override decided, where there are overrides."""
-    overrides = summary["recipe"].get("overrides", ())
-    if overrides:
+    """How many modules each method has and how many each override decided; the quality budget."""
+    overrides, budget = summary["recipe"].get("overrides", ()), summary["recipe"].get("budget")
+    if summary["methods"]:
         said = [
             f"{row['modules']:,} {row['method']} in groups of {row['group_size']}" for row in summary["methods"]
         ]
         yield f"modules    {', '.join(said)}"
     for override, caught in zip(overrides, summary["overrides_caught"], strict=True):
         yield f"override   {override['pattern']}: {override_text(override)}, {caught:,} modules"
+    if budget is not None:
+        yield f"budget     {_budget(budget)}"
+
+
+def _budget(budget: Summary) -> str:
+    most = budget["max_relative_error"]
+    limits = (
+        ", ".join(f"{p} {limit:g}" for p, limit in most.items() if limit is not None)
+        if isinstance(most, Mapping)
+        else f"{most:g}"
+    )
+    actions = {"fail": "fail", "retry": "try again", "keep-fp8": "keep the layer"}
+    last = [] if budget["action"][-1] != "retry" else ["fail"]
+    over = ", then ".join([*(actions[action] for action in budget["action"]), *last])
+    return f"relative error of routed experts' weights at most {limits}; over it: {over}"
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -115,6 +130,7 @@ def _cost(summary: Summary) -> Iterator[str]:
         yield f"           {disk['problem']}"
     if calibrated:
         yield f"calibrated {_calibration(summary['calibration'])}"
+        yield f"           {_learning(summary['calibration'])}"
     without = f", without {' and '.join(time['excludes'])}" if time["excludes"] else ""
     most = time["calibration_seconds"]
     part = f", {format_seconds(most)} of it calibration on the CPU" if most is not None else ""
@@ -128,6 +144,16 @@ def _calibration(found: Summary) -> str:
         f"with {found['samples']:,} samples of {found['length']:,} tokens, {found['data']}{each}; hidden states "
         f"{format_gib(found['hidden_state_bytes'])}"
     )
+
+
+def _learning(found: Summary) -> str:
+    """How the recipe's calibration section lets the methods learn."""
+    starved = f"experts of fewer than {found['min_tokens']:,} tokens borrow from their layer's average"
+    return ", ".join((
+        f"seed {found['seed']}", "every expert learns from all tokens" if found["route_all"] else starved,
+        f"down behind {found['down_inputs']} gate and up", f"layers behind {found['propagate']} ones",
+        f"dampening {found['percdamp']:g}",
+    ))  # fmt: skip
 
 
 def _reads(reads: Summary) -> Table:

@@ -164,14 +164,14 @@ def _output(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _calibration(section: CalibrationSection, shape: TextShape) -> dict[str, Any]:
-    """What a calibrated method learns from and what that takes; the text is not read here.
+    """The recipe's section and what it takes; the text is not read here.
 
     ``hidden_state_bytes`` is the float32 input of one layer for all samples; ``tokens_per_expert`` is the mean,
     were the router even (None for a model without experts).
     """
     tokens = section.samples * section.length
     return {
-        "data": section.data, "samples": section.samples, "length": section.length, "seed": section.seed,
+        **section.model_dump(mode="json"),
         "tokens": tokens, "tokens_per_expert": tokens * shape.top_k / shape.experts if shape.experts else None,
         "hidden_state_bytes": 4 * tokens * shape.hidden,
     }  # fmt: skip

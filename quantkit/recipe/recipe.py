@@ -12,6 +12,7 @@ What is left out: anything that belongs to one run and changes no byte (output d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
@@ -43,6 +44,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 # Left out of YAML and digests where they say nothing.
 _ABSENT: dict[str, Any] = {"engine": "quantkit", "overrides": (), "budget": None, "calibration": None}
+
+
+def _method(override: object) -> object:
+    """Of an override that may not be validated yet."""
+    return override.get("method") if isinstance(override, Mapping) else getattr(override, "method", None)
 
 
 class Recipe(Closed):
@@ -136,7 +142,9 @@ class Recipe(Closed):
 
         data = self.model_dump(mode="json")
         sections_given = {OPTIONS[k][0] for k, v in options.items() if v is not None and k in OPTIONS}
-        methods = {options.get("method") or self.decode.method, *(o.method for o in self.overrides)}
+        given = options.get("overrides")
+        overrides = given if isinstance(given, (list, tuple)) else self.overrides
+        methods = {options.get("method") or self.decode.method, *map(_method, overrides)}
         if not methods & CALIBRATED_METHODS and "calibration" not in sections_given:
             data.pop("calibration", None)
         for option, value in options.items():

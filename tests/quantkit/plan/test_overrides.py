@@ -205,3 +205,29 @@ def test_plan_says_whom_each_override_caught(sources: dict) -> None:
     assert "modules    12 rtn in groups of 64, 9 mse in groups of 32\n" in text
     assert "override   layers\\.2\\.: rtn, group size 64, 12 modules\n" in text
     assert "override   \\.3\\.: kept, 3 modules\n" in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "action", "says"),
+    [
+        (0.2, "fail", "at most 0.2; over it: fail"),
+        ({"gate": 0.1, "down": 0.15}, "retry", "at most gate 0.1, down 0.15; over it: try again, then fail"),
+        (0.2, ["retry", "keep-fp8"], "at most 0.2; over it: try again, then keep the layer"),
+    ],
+)
+def test_plan_shows_budget_and_calibration(sources: dict, limit: Any, action: Any, says: str) -> None:
+    options = {"budget": {"max_relative_error": limit, "action": action}, "method": "gptq", "min_tokens": 7}
+    with open_checkpoint(sources["qwen3_moe"]) as checkpoint:
+        recipe = default_recipe().with_options(**options)
+        found = summarise(build_plan(checkpoint, recipe), checkpoint, rates=RATES)
+    lines = [block for block in show(found) if isinstance(block, str)]
+    assert "modules    36 gptq in groups of 32" in lines
+    assert any(line.startswith("budget     relative error") and line.endswith(says) for line in lines)
+    (learning,) = (line for line in lines if "dampening" in line)
+    assert "fewer than 7 tokens" in learning and "layers behind quantized ones" in learning
+
+
+def test_calibration_options_stay_when_only_an_override_is_calibrated() -> None:
+    recipe = default_recipe().with_options(method="gptq", samples=3)
+    changed = recipe.with_options(method="mse", overrides=({"pattern": "x", "method": "gptq"},))
+    assert changed.calibration is not None and changed.calibration.samples == 3
