@@ -12,7 +12,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["torch==2.13.0", "llmcompressor==0.14.0.1"]
+PACKAGES = [
+    "torch==2.13.0",
+    "llmcompressor==0.14.0.1",
+    "click",
+    "httpx",
+    "pydantic",
+    "pyyaml",
+    "rich",
+]  # and what quantkit needs
 
 
 def peer_python() -> str:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = ("bench_plan", "bench_convert", "bench_quality", "bench_gptq", "bench_kernels")
+SCRIPTS = ("bench_plan", "bench_convert", "bench_quality", "bench_engines", "bench_gptq", "bench_kernels")
 HERE = Path(__file__).resolve().parent
 
 
