@@ -9,8 +9,8 @@ scales, compared and copied, and the scores of attention; each as so many times 
 rate is measured.
 
 Both multiples were fitted on one machine (AVX-512, torch 2.13) to experts of six shapes between 256 x 128 and
-7168 x 2048, and to tiny-glm as a whole; the formula was within 35 % of all but the smallest. Left out: GPUs, what
-starved experts add, and AWQ's searches.
+7168 x 2048, and to tiny-glm as a whole; the formula was within 25 % of all but the smallest (half).
+Left out: GPUs, what starved experts add, and AWQ's searches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .probe import Rates
 
 START_SECONDS = 3.0  # importing torch and transformers, tokenising
-SEARCHES_PER_WEIGHT = 6
+SEARCHES_PER_WEIGHT = 9
 SEARCHES_PER_SCORE = 3
 _LOW_RANK_RATIO = 4  # of quantkit.calibration.hessian, which plan does not import
 
