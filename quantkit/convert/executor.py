@@ -10,9 +10,8 @@ Threads, not processes: reading, hashing, converting and writing all release the
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,9 +21,10 @@ from ..artifact.layout import PREFILL, UNFINISHED_SUFFIX
 from ..plan.fate import Op, Shard
 from .calibrated import Calibration
 from .calibrated_jobs import is_calibrated
+from .crew import Crew
 from .foreign import ForeignCalibration
 from .ops import JobContext, JobResult
-from .progress import OnProgress, Stopped, Ticker
+from .progress import OnProgress, Ticker
 from .quality import QualityBudget, without_amended
 from .shards import ShardState
 from .sources import SourceFiles
@@ -73,7 +73,7 @@ class Executor:
         self.quality, self.calibration = quality, calibration
         self.states = [self._state(shard) for shard in shards]
         self._ticker = Ticker(0, None)
-        self._crew: _Crew | None = None
+        self._crew: Crew[Unit] | None = None
         self._by_tensor = {weight.weight.name: weight for weight in checkpoint.weights().values()}
         self._rank = {file: rank for rank, file in enumerate(checkpoint.files)}
         self._downloads = 0
@@ -253,7 +253,7 @@ class Executor:
 
     def _work(self, units: list[Unit]) -> None:
         """Do units, and those of layers that are planned anew meanwhile."""
-        self._crew = _Crew(deque(units), self._do, self._ticker)
+        self._crew = Crew(deque(units), self._do, self._ticker)
         self._crew.run(self._budget.workers)
         self._crew = None
 
@@ -284,53 +284,3 @@ class Executor:
             self.checkpoint, self._by_tensor, self._budget.tile_bytes,
             lambda count: ticker.add("weights", state.name, count),
         )  # fmt: skip
-
-
-class _Crew:
-    """Threads that take units in order until none is left or one fails."""
-
-    def __init__(self, units: deque[Unit], work: Callable[[Unit], None], ticker: Ticker) -> None:
-        self._units, self._work, self._ticker = units, work, ticker
-        self._problem: BaseException | None = None
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-
-    def run(self, workers: int) -> None:
-        count = max(1, min(workers, len(self._units)))
-        self._threads = [
-            threading.Thread(target=self._loop, name=f"convert-{i}", daemon=True) for i in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-        for thread in self._threads:
-            while thread.is_alive():
-                thread.join(0.5)  # short waits: a signal must reach the main thread
-        if self._problem is not None:
-            raise self._problem
-
-    def add(self, units: Iterable[Unit]) -> None:
-        """More to do, by the thread that says so at least; sooner than the rest, while the source is warm."""
-        with self._lock:
-            self._units.extendleft(units)
-
-    def stop(self) -> None:
-        """Stop at the next tile and wait for it."""
-        self._ticker.stop()
-        for thread in self._threads:
-            thread.join()
-
-    def _loop(self) -> None:
-        while True:
-            with self._lock:
-                if not self._units or self._problem is not None:
-                    return
-                unit = self._units.popleft()
-            try:
-                self._work(unit)
-            except Stopped:
-                return
-            except BaseException as problem:
-                with self._lock:
-                    self._problem = self._problem or problem
-                self._ticker.stop()
-                return

@@ -347,6 +347,24 @@ def test_kill_at_any_point(tmp_path: Path) -> None:
         assert digests == undisturbed, what
 
 
+def test_folds_of_the_layer_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a run that died before it could remove them."""
+    budget = {"max_relative_error": 0.105, "action": "keep-fp8"}
+    with monkeypatch.context() as patch:
+        at_removal(patch)
+        with pytest.raises(RuntimeError, match="died"):
+            gptq(tmp_path / "out", method="awq", budget=budget)
+    assert (tmp_path / "out.partial" / "folds" / f"{LAYER}.unfinished").exists()
+    artifact = gptq(tmp_path / "out", method="awq", budget=budget)
+    assert [a.layer for a in artifact.manifest.plan_amendments] == [1]
+    assert verify_artifact(tmp_path / "out").ok
+    gptq(tmp_path / "without", method="awq", layers="2")
+    assert decode_view(tmp_path / "out") == decode_view(tmp_path / "without")
+    folds = [sorted((tmp_path / name / "folds").iterdir()) for name in ("out", "without")]
+    assert [p.name for p in folds[0]] == [p.name for p in folds[1]] == ["model-layer-00002.safetensors"]
+    assert folds[0][0].read_bytes() == folds[1][0].read_bytes()
+
+
 def test_crash_in_the_calibrated_layer_after_an_amendment(amended_gptq: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="crash"):
         gptq(tmp_path / "out", budget=GPTQ_KEEP, on_progress=stop_in(2, 20, crash))

@@ -72,7 +72,7 @@ def test_interrupt_says_how_to_resume_and_keeps_what_is_done(
 ) -> None:
     from quantkit.convert import executor
 
-    class Impatient(executor._Crew):
+    class Impatient(executor.Crew[executor.Unit]):
         def run(self, workers: int) -> None:
             done = list(self._units)[: len(self._units) // 2]
             for unit in done:
@@ -80,7 +80,7 @@ def test_interrupt_says_how_to_resume_and_keeps_what_is_done(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "_Crew", Impatient)
+        patch.setattr(executor, "Crew", Impatient)
         patch.setattr(executor, "BATCH_BYTES", 24 << 10)
         with pytest.raises(Interrupted, match="resumes") as caught:
             run(source, tmp_path / "out")
