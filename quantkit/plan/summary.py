@@ -171,7 +171,7 @@ def _calibration(section: CalibrationSection, shape: TextShape) -> dict[str, Any
     """
     tokens = section.samples * section.length
     return {
-        **section.model_dump(mode="json"),
+        **section.model_dump(mode="json"), "route_all": bool(section.route_all),
         "tokens": tokens, "tokens_per_expert": tokens * shape.top_k / shape.experts if shape.experts else None,
         "hidden_state_bytes": 4 * tokens * shape.hidden,
     }  # fmt: skip
