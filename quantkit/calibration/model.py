@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import EnvironmentProblem, UnsupportedError
 from quantkit.models.config import text_config
 
 from .experts import IMPLEMENTATION
+from .mtp import PredictionLayer, continued
 
 if TYPE_CHECKING:
     from quantkit.checkpoint import Checkpoint
@@ -52,8 +53,11 @@ def check_model(checkpoint: Checkpoint) -> None:
         experts_of(layer, number)
 
 
-def model_on_meta(checkpoint: Checkpoint) -> Any:
+def model_on_meta(checkpoint: Checkpoint, further: Sequence[PredictionLayer] = ()) -> Any:
     """The causal language model of a checkpoint in evaluation mode, with float32 weights on the meta device.
+
+    Args:
+        further: multi-token-prediction layers that it gets as decoder layers after its own.
 
     Raises:
         UnsupportedError: transformers has no such model.
@@ -61,7 +65,7 @@ def model_on_meta(checkpoint: Checkpoint) -> Any:
     """
     torch, transformers = libraries()
     try:
-        config = _config(checkpoint.config, transformers)
+        config = _config(checkpoint.config, transformers, further)
         with torch.device("meta"):
             model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except UnsupportedError:
@@ -77,7 +81,7 @@ def model_on_meta(checkpoint: Checkpoint) -> Any:
     return model.eval()
 
 
-def _config(content: Mapping[str, Any], transformers: Any) -> Any:
+def _config(content: Mapping[str, Any], transformers: Any, further: Sequence[PredictionLayer]) -> Any:
     """The language model's configuration, by its model type or (kimi_k2) by its architecture."""
     text = {k: v for k, v in text_config(content).items() if k not in _QUANTIZATION}
     model_type = text.pop("model_type", None)
@@ -92,7 +96,8 @@ def _config(content: Mapping[str, Any], transformers: Any) -> Any:
             f"transformers {transformers.__version__} has no model of type {model_type!r}", where="config.json",
             accepted="for calibration, a model that transformers runs", hint=WITHOUT_CALIBRATION,
         )  # fmt: skip
-    return config_class.from_dict(text)
+    config = config_class.from_dict(text)
+    return config_class.from_dict(text | continued(config, further)) if further else config
 
 
 def experts_of(layer: Any, number: int) -> Any:

@@ -9,17 +9,19 @@ an FP8 code and its scale is no bfloat16 number, calibration should see the weig
 kind of arithmetic, and matrix products of most CPUs are no slower in it. It costs twice the memory of bfloat16 for
 one layer without its experts.
 
-Left out: models with code of their own (nothing of a checkpoint is executed) and multi-token-prediction layers,
-which transformers does not model.
+Multi-token-prediction layers, if wanted, are further decoder layers of the model (``mtp.py``).
+
+Left out: models with code of their own (nothing of a checkpoint is executed).
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError, UnsupportedError
@@ -28,6 +30,7 @@ from quantkit.models.role import Role
 
 from .experts import register
 from .model import experts_of, model_on_meta
+from .mtp import PredictionLayer, enter, entry_module, entry_names, prediction_layers, refuse_unexplained
 from .weights import WeightReader
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from quantkit.checkpoint import Checkpoint
     from quantkit.checkpoint.tensor import StoredWeight
 
+_ENTRY = "entry"  # below the name of a prediction layer
 CARRIED = "prev_topk_indices"  # what a DSA layer without an indexer takes over from the layer before
 
 
@@ -53,16 +57,20 @@ class Skeleton:
     """A model of transformers, all weights on the meta device.
 
     Attributes:
-        num_layers: decoder layers that transformers runs.
+        num_layers: decoder layers, with multi-token-prediction ones that are wanted.
+        num_main: the model's own among them, which come first.
         hidden_size: width of the hidden states.
         top_k: experts of a token.
         num_experts: routed experts of each layer, 0 for a dense one.
     """
 
-    def __init__(self, checkpoint: Checkpoint, classifier: Classifier, read: WeightReader) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, classifier: Classifier, read: WeightReader, predictions: int = 0
+    ) -> None:
         """
         Args:
             read: rows of a stored weight as float32.
+            predictions: how many of the checkpoint's multi-token-prediction layers are wanted.
 
         Raises:
             UnsupportedError: transformers has no such model, or not with experts that can be streamed.
@@ -73,17 +81,20 @@ class Skeleton:
         self._checkpoint, self._read = checkpoint, read
         self._weights = {weight.weight.name: weight for weight in checkpoint.weights().values()}
         register()
-        self._model = model_on_meta(checkpoint)
+        further = prediction_layers(checkpoint, classifier, predictions)
+        self._model = model_on_meta(checkpoint, further)
         self._decoder: Any = self._model.get_decoder()
         self._layers: list[Any] = list(self._decoder.layers)
         self._prefix = next(name for name, m in self._model.named_modules() if m is self._decoder)
         self._carries = [CARRIED in inspect.signature(type(layer).forward).parameters for layer in self._layers]
         self.num_layers = len(self._layers)
+        self.num_main = self.num_layers - predictions
         self.hidden_size = int(self._decoder.config.hidden_size)
         self._experts = [experts_of(layer, number) for number, layer in enumerate(self._layers)]
         self.top_k = int(self._decoder.config.num_experts_per_tok)
         self.num_experts = [int(e.num_experts) if e is not None else 0 for e in self._experts]
         self._names = self._translated(classifier)
+        self._entries = {layer.number: self._entry(index, further) for index, layer in enumerate(further)}
         self._decoder.norm = torch.nn.Identity()
         del self._decoder.layers
         with torch.device("cpu"):
@@ -93,11 +104,31 @@ class Skeleton:
         self._calls: dict[tuple[int, int], list[LayerCall]] = {}
         self._lock = threading.Lock()
 
+    def _entry(self, index: int, further: Sequence[PredictionLayer]) -> Any:
+        """Of a prediction layer that fits; its weights' names are known from then on."""
+        layer, before = further[index], further[index - 1] if index else None
+        at = self.name_of(layer.number)
+        refuse_unexplained(layer, self._layers[layer.number], self._names, at, self._experts[layer.number])
+        names = entry_names(layer, before, self._name(f"{self._prefix}.norm.weight"))
+        self._names |= {f"{at}.{_ENTRY}.{key}": name for key, name in names.items()}
+        if (embedding := layer.own.get("embed_tokens.weight")) is not None:
+            self._names[f"{at}.{_ENTRY}.embed_tokens.weight"] = embedding
+        return entry_module(self._decoder.norm, self.hidden_size)
+
     @contextmanager
-    def embedding(self, used: NDArray[np.int64]) -> Iterator[Callable[[NDArray[np.int64]], Tensor]]:
+    def entry(self, layer: int) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+        """From later tokens' embeddings and the states before a prediction layer to its input (``mtp.enter``)."""
+        with self._filled(self._entries[layer], f"{self.name_of(layer)}.{_ENTRY}.", frozenset()):
+            yield partial(enter, self._entries[layer])
+
+    @contextmanager
+    def embedding(
+        self, used: NDArray[np.int64], layer: int = 0
+    ) -> Iterator[Callable[[NDArray[np.int64]], Tensor]]:
         """From token ids ``[B, T]`` to what the first layer gets ``[B, T, H]``.
 
         Args:
+            layer: the one that the embeddings are for; a prediction layer may have a table of its own.
             used: all ids that will come, sorted, each once. Only their rows are read: a whole table in float32 can
                 be larger than any layer.
         """
@@ -106,7 +137,8 @@ class Skeleton:
 
         module = self._decoder.get_input_embeddings()
         name = next(name for name, m in self._model.named_modules() if m is module)
-        weight = self._weights[self._name(f"{name}.weight")]
+        own = self._names.get(f"{self.name_of(layer)}.{_ENTRY}.embed_tokens.weight")
+        weight = self._weights[own or self._name(f"{name}.weight")]
         rows = np.concatenate([self._read(weight, int(i), int(i) + 1) for i in used])
         before, padding = module.weight, module.padding_idx
         module.weight, module.padding_idx = torch.nn.Parameter(torch.from_numpy(rows), requires_grad=False), None
@@ -246,7 +278,9 @@ class Skeleton:
         names: dict[str, str] = {}
         for name in self._checkpoint.tensors:
             role = classifier.role_of(name)
-            if role.role is Role.ROUTED_EXPERT or role.is_mtp or name in consumed:
+            if role.role is Role.ROUTED_EXPERT or name in consumed:
+                continue
+            if role.is_mtp and (role.role is Role.MTP or (role.layer or 0) >= self.num_layers):
                 continue
             stored = f"{self._weights[name].module}.weight" if name in self._weights else name
             stored = stored.removeprefix(classifier.family.prefix)  # what stands around a language model

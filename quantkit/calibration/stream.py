@@ -10,7 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from quantkit.errors import UsageError
 
 from .experts import Collect, Collected, Inputs, Replay, Routed, run_at_stage
 from .linears import Linears
@@ -109,7 +112,7 @@ class Stream:
     """Samples on their way through a model.
 
     Attributes:
-        hidden: float32 ``[N, T, H]``, inputs of layer ``position``.
+        hidden: float32 ``[N, T, H]``, inputs of layer ``position``; T is one less behind each prediction layer.
         carried: int64 ``[N, T, k]``, top-k of the last layer with an indexer; None where there is none.
         position: the next layer.
     """
@@ -121,19 +124,39 @@ class Stream:
         Args:
             samples: token ids ``[N, T]``.
             arrays: default: in memory.
+
+        Raises:
+            UsageError: samples too short for the prediction layers.
         """
+        predictions = skeleton.num_layers - skeleton.num_main
+        if samples.shape[1] <= predictions:
+            raise UsageError(
+                f"samples of {samples.shape[1]} tokens", where="calibration.length",
+                accepted=f"{predictions + 1} or more, for {predictions} multi-token-prediction layers",
+            )  # fmt: skip
         self.skeleton, self._samples, self._workers = skeleton, samples, workers
         self._arrays = arrays or InMemory()
         self._step = batch_samples(samples.shape[1])
         self._kept: dict[str, Tensor] = {}
-        self.hidden = self._array("hidden", (*samples.shape, skeleton.hidden_size), "float32")
+        self.hidden = self._states(0)
         self.carried: Tensor | None = None
         self.position = 0
+
+    def stand_at(self, position: int) -> None:
+        """Make room for the inputs of a layer as the one before left them; what stands there is undefined."""
+        self.position, self.carried = position, None
+        self.hidden = self._states(max(0, position - self.skeleton.num_main))
+
+    def _states(self, predictions: int) -> Tensor:
+        """Hidden states behind so many prediction layers, always in the same memory."""
+        count, length = self._samples.shape
+        return self._array("hidden", (count, length - predictions, self.skeleton.hidden_size), "float32")
 
     def embed(self) -> None:
         """Start: the embedding of the tokens."""
         import numpy as np
 
+        self.stand_at(0)
         with self.skeleton.embedding(np.unique(self._samples)) as embedded:
             for part in self._batches():
                 self.hidden[part] = embedded(self._samples[part])
@@ -141,10 +164,31 @@ class Stream:
 
     def forward(self, work: LayerWork) -> None:
         """Pass layer ``position``; all of it once more, with its own weights, if the work on it does not stand."""
+        if self.position >= self.skeleton.num_main:
+            self._enter()
         while not self._forward(work):
             work.give_up()
         give_back_freed()
         self.position += 1
+
+    def _enter(self) -> None:
+        """From what the layer before gave to the input of a prediction layer.
+
+        New states overwrite old ones of the same memory. Samples get shorter, so none is written to before it was
+        read.
+        """
+        import numpy as np
+
+        ahead = self.position - self.skeleton.num_main + 1
+        before, after, tokens = self.hidden, self._states(ahead), self._samples[:, ahead:]
+        layer, used = self.position, np.unique(tokens)
+        with self.skeleton.embedding(used, layer) as embedded, self.skeleton.entry(layer) as enter:
+            pairs = ((embedded(tokens[part]), before[part, :-1]) for part in self._batches())
+            results = self._workers.ordered(lambda pair: enter(*pair), pairs)
+            for part, result in zip(self._batches(), results, strict=True):
+                after[part] = result
+                self.trim()
+        self.hidden, self.carried = after, None
 
     def _forward(self, work: LayerWork) -> bool:
         """False, with nothing of the state changed: the work does not stand."""
@@ -184,7 +228,7 @@ class Stream:
         return outputs
 
     def _collect(self, module: Any) -> Inputs:
-        num_tokens = self._samples.size
+        num_tokens = self.hidden.shape[0] * self.hidden.shape[1]
         top_k = self.skeleton.top_k
         inputs = Inputs(
             states=self._array("states", (num_tokens, self.skeleton.hidden_size), "float32"),
@@ -193,7 +237,7 @@ class Stream:
         )
 
         def one(part: slice) -> None:
-            stage = Collect(inputs, part.start * self._samples.shape[1])
+            stage = Collect(inputs, part.start * self.hidden.shape[1])
             try:
                 run_at_stage(stage, lambda: self._call(module, part))
             except Collected:
@@ -205,7 +249,7 @@ class Stream:
         return inputs
 
     def _pass(self, module: Any, part: slice, outputs: Tensor | None) -> Any:
-        stage = None if outputs is None else Replay(outputs, part.start * self._samples.shape[1])
+        stage = None if outputs is None else Replay(outputs, part.start * self.hidden.shape[1])
         return run_at_stage(stage, lambda: self._call(module, part))
 
     def _look(self, module: Any, part: slice) -> None:
@@ -244,10 +288,11 @@ class Stream:
         )
 
     def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Tensor:
-        """A large array; the same one for every layer."""
-        if name not in self._kept or tuple(self._kept[name].shape) != shape:
-            self._kept[name] = self._arrays(shape, dtype)
-        return self._kept[name]
+        """A large array; in the same memory for every layer, although prediction layers need less of it."""
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < prod(shape):
+            kept = self._kept[name] = self._arrays(shape, dtype)
+        return kept.view(-1)[: prod(shape)].view(shape)
 
 
 def batch_samples(length: int) -> int:

@@ -21,11 +21,11 @@ WeightReader = Callable[[StoredWeight, int, int], "NDArray[np.float32]"]  # rows
 def routed_experts(
     checkpoint: Checkpoint, classifier: Classifier
 ) -> dict[tuple[int, int], dict[str, StoredWeight]]:
-    """(layer, expert) -> weights by projection (gate, up, down), of all layers but multi-token-prediction ones."""
+    """(layer, expert) -> weights by projection (gate, up, down)."""
     found: dict[tuple[int, int], dict[str, StoredWeight]] = {}
     for weight in checkpoint.weights().values():
         role = classifier.role_of(weight.weight.name)
-        if role.role is not Role.ROUTED_EXPERT or role.is_mtp:
+        if role.role is not Role.ROUTED_EXPERT:
             continue
         if role.layer is not None and role.expert is not None and role.projection is not None:
             found.setdefault((role.layer, role.expert), {})[role.projection] = weight

@@ -105,7 +105,8 @@ class Calibration:
             return
         folder = self._target.work / FOLDER
         folder.mkdir(exist_ok=True)
-        skeleton = Skeleton(self._checkpoint, self._classifier, self._reader(jobs))
+        predictions = max(0, jobs.last_layer() + 1 - (self._classifier.num_layers or 0))
+        skeleton = Skeleton(self._checkpoint, self._classifier, self._reader(jobs), predictions)
         linears = LinearJobs(self._checkpoint, self._classifier, jobs, skeleton)
         workers = Workers(self._budget.workers)
         try:
@@ -155,7 +156,7 @@ class Calibration:
         others = [
             (role.layer, weight)
             for weight in self._checkpoint.weights().values()
-            if (role := self._classifier.role_of(weight.weight.name)).role is not Role.ROUTED_EXPERT
+            if (role := self._classifier.role_of(weight.weight.name)).role not in (Role.ROUTED_EXPERT, Role.MTP)
         ]
         chosen = [(layer, weight) for layer, weight in others if weight.weight.name in jobs]
         layer_weights = largest_layer((layer, prod(weight.shape)) for layer, weight in others)

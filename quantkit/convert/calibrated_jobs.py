@@ -87,6 +87,10 @@ class CalibratedJobs:
         left = {state.shard.layer for state, index in jobs if index not in state.results}
         return sorted(layer for layer in left if layer is not None)
 
+    def last_layer(self) -> int:
+        """The last one with a job."""
+        return max(state.shard.layer for state, _ in self._jobs.values() if state.shard.layer is not None)
+
     def write(
         self, weight: StoredWeight, result: Int4Weight, facts: dict[str, Any],
         fold: NDArray[np.float32] | None = None,

@@ -82,8 +82,9 @@ def save_state(stream: Stream, folder: Path) -> Entry:
 
 
 def load_state(stream: Stream, folder: Path, entry: Entry) -> bool:
-    """Continue from a journalled state; False, and the stream unchanged in meaning, when the file is not it."""
+    """Continue from a journalled state; False, with nothing of use in the stream, when the file is not it."""
     path = folder / entry["file"]
+    stream.stand_at(entry["layer"] + 1)
     if entry["carried"] is not None:
         stream.start_carrying(tuple(entry["carried"]))
     digest = hashlib.sha256()
@@ -96,10 +97,7 @@ def load_state(stream: Stream, folder: Path, entry: Entry) -> bool:
                 handle.readinto(piece)
                 digest.update(piece)
                 stream.trim()
-    if digest.hexdigest() != entry["sha256"]:
-        return False
-    stream.position = entry["layer"] + 1
-    return True
+    return digest.hexdigest() == str(entry["sha256"])
 
 
 def _views(stream: Stream) -> list[memoryview]:

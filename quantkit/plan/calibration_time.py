@@ -97,6 +97,6 @@ def _forward_flops(
     total = 0.0
     for name, weight in weights.items():
         fate = plan.fates[name]
-        if fate.layer is not None and fate.layer <= last and not fate.is_mtp:
+        if fate.layer is not None and fate.layer <= last and fate.role is not Role.MTP:
             total += 4 * weight.shape[0] * weight.shape[1] * tokens_seen(fate.role, section, shape)
     return total

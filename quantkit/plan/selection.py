@@ -144,17 +144,16 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def check_calibrated(modules: Modules, chosen: frozenset[str], method: str, where: str = "decode.method") -> None:
-    """Calibration gives weights of the layers that transformers runs; nothing falls back silently.
+    """Calibration gives weights of layers; nothing falls back silently.
 
     Raises:
         RecipeError: another module is to be quantized by a calibrated method.
     """
     for module in sorted(chosen) if method in CALIBRATED_METHODS else ():
         role = modules.roles[module]
-        if role.is_mtp or role.layer is None:
-            kind = "of a multi-token-prediction layer" if role.is_mtp else "outside of the decoder layers"
+        if role.layer is None:
             raise RecipeError(
-                f"method {method} does not quantize modules {kind}: {module}", where=where,
-                accepted="modules of the model's own decoder layers (mtp: keep)",
+                f"method {method} does not quantize modules outside of the decoder layers: {module}", where=where,
+                accepted="modules of decoder layers and multi-token-prediction layers",
                 hint="Choose fewer modules, or the method mse.",
             )  # fmt: skip

@@ -110,7 +110,9 @@ class DecodeSection(Closed):
         default="fp8", description="FP8 modules that are not quantized: kept byte for byte, or expanded to BF16."
     )
     mtp: Literal["keep", "quantize"] = Field(
-        default="keep", description="Modules of multi-token-prediction layers."
+        default="keep",
+        description="Modules of multi-token-prediction layers. Calibrated methods learn from what these get: "
+        "the embedding of a later token, and what the layers before gave.",
     )
     layers: Annotated[tuple[int, ...] | None, BeforeValidator(parse_layers)] = Field(
         default=None, description="Only these layers are quantized, for example 3-10,12; null for all."

@@ -267,13 +267,12 @@ def test_overflow_names_layer_and_expert(tmp_path: Path) -> None:
         run(source, tmp_path / "out", given=samples_of(2, 40), make_fp8=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"mtp": "quantize"}, "multi-token-prediction")],
-)
-def test_what_is_not_calibrated_yet_is_refused(options: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=says):
-        run("tiny-glm", tmp_path / "out", **options)
+def test_a_module_outside_of_the_layers_is_refused(tmp_path: Path) -> None:
+    tensors, config = moe("qwen3_moe")
+    tensors["model.adapter.weight"] = tensors["model.embed_tokens.weight"]
+    source = write_checkpoint(tmp_path / "source", tensors, config)
+    with pytest.raises(RecipeError, match=r"outside of the decoder layers: model\.adapter"):
+        run(source, tmp_path / "out", quantize=(r"model\.adapter",))
 
 
 def test_closer_to_the_model_than_mse(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def planned(**options: Any) -> Plan:
         ({"method": "awq"}, r"not for awq: llm-compressor folds its AWQ scales"),
         ({"method": "gptq+awq"}, r"not for gptq\+awq: llm-compressor folds"),
         ({"linears": "all-mlp"}, "given routed experts only, not the role"),
-        ({"mtp": "quantize"}, "modules of a multi-token-prediction layer"),
+        ({"mtp": "quantize"}, "given routed experts only, not a multi-token"),
         ({"overrides": [{"pattern": "down", "group_size": 64}]}, "overrides: has no counterpart"),
         ({"budget": {"max_relative_error": 0.1}}, "budget: has no counterpart"),
         ({"min_tokens": 5}, r"calibration\.min_tokens: has no counterpart"),
