@@ -35,12 +35,12 @@ DECIDED = 2.0  # standard errors
 
 
 def weight_error(artifact: Artifact) -> float:
-    """Relative root mean square error of all INT4 weights against the FP8 ones they were made from."""
+    """Relative root mean square error of all INT4 weights, folds undone, against the FP8 ones they come from."""
     error = energy = 0.0
     for module, weight in artifact.decode.tensors.weights().items():
         if weight.weight.name.endswith(".weight_packed"):
             exact = artifact.prefill[module].dequantize().astype(np.float64)
-            error += float(np.square(artifact.decode[module].dequantize() - exact).sum())
+            error += float(np.square(artifact.decode[module].unfolded() - exact).sum())
             energy += float(np.square(exact).sum())
     return math.sqrt(error / energy)
 
