@@ -134,8 +134,8 @@ def _other_layers(
         known[block].add(tuple(found.values()))
     blocks: dict[str, set[str]] = defaultdict(set)  # of each layer: parent -> last names
     for name in modules:
-        layer = name.partition(".layers.")[2].partition(".")[0]
-        if layer.isdecimal() and int(layer) < layers and _block(name)[1] in models.get(_block(name)[0], ()):
+        layer = _layer(name)
+        if layer is not None and layer < layers and _block(name)[1] in models.get(_block(name)[0], ()):
             blocks[name.rpartition(".")[0]].add(_block(name)[1])
     added: list[tuple[Linear, Format]] = []
     for parent, leaves in blocks.items():
@@ -160,5 +160,11 @@ def _block(module: str) -> tuple[str, str]:
 
 def _place(module: str, layers: int) -> tuple[str, bool]:
     """What experts of one shape share: the projection, and whether the layer is for multi-token prediction."""
-    layer = module.partition(".layers.")[2].partition(".")[0]
-    return module.rpartition(".")[2], layer.isdecimal() and int(layer) >= layers
+    layer = _layer(module)
+    return module.rpartition(".")[2], layer is not None and layer >= layers
+
+
+def _layer(module: str) -> int | None:
+    """The number of its layer; digits without end are no number, as in ``classify``."""
+    digits = module.partition(".layers.")[2].partition(".")[0]
+    return int(digits) if digits.isdecimal() and len(digits) < 10 else None
