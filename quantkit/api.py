@@ -13,7 +13,7 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .artifact import VerifyReport
     from .artifact.folds import Folds
     from .artifact.progress import OnProgress
+    from .calibration.ranks import Ranks
     from .calibration.samples import CalibrationSet
     from .checkpoint import Checkpoint as Checkpoint
     from .inspection.conversions import Comparison
@@ -156,6 +157,7 @@ def convert(
     consume: bool = False,
     calibration: CalibrationSet | None = None,
     on_progress: OnProgress | None = None,
+    ranks: Ranks | None = None,
 ) -> Artifact:
     """Carry out a plan: write the artifact ``output``, or finish one that was interrupted.
 
@@ -169,6 +171,7 @@ def convert(
         calibration: what a calibrated method learns from instead of what the recipe names
             (``quantkit.calibration.samples``).
         on_progress: called with ``Progress`` events, from one thread at a time.
+        ranks: what ``together`` gave to process 0 of several.
 
     Raises:
         UsageError: ``output`` is something else's, or lies inside the source; the calibration text cannot be used.
@@ -185,10 +188,39 @@ def convert(
     settings: dict[str, Any] = {
         "jobs": jobs, "max_memory": max_memory, "consume": consume, "calibration": calibration,
     }  # fmt: skip
+    settings |= {} if ranks is None else {"ranks": ranks}
     if checkpoint is not None:
         return run(made, checkpoint, output, on_progress=on_progress, **settings)
     with open(made.source.label, revision=made.source.revision) as opened:
         return run(made, opened, output, on_progress=on_progress, **settings)
+
+
+def together() -> AbstractContextManager[Ranks]:
+    """The processes that torchrun or ``accelerate launch`` started, for the length of a block: process 0
+    converts, the others assist, an error in one ends all; see ``quantkit.calibration.together``.
+
+    Raises:
+        EnvironmentProblem: the others did not come, or one of them ended.
+        SaidElsewhere: the run failed, and another process says why.
+    """
+    from .calibration.together import together as join
+
+    return join()
+
+
+def assist(
+    plan: Plan, checkpoint: Checkpoint, ranks: Ranks, *, jobs: int | None = None, max_memory: int | None = None
+) -> None:
+    """Help process 0 of several, which runs ``convert`` with the same plan.
+
+    Raises:
+        UsageError: the processes were not given the same.
+        SourceError, EnvironmentProblem: as of ``convert``.
+    """
+    from .convert import assist as run
+
+    check_kernels()
+    run(plan, checkpoint, ranks, jobs=jobs, max_memory=max_memory)
 
 
 def describe_result(artifact: Artifact) -> dict[str, Any]:

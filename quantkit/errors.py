@@ -97,3 +97,15 @@ class Interrupted(QuantkitError):
     """Stopped by the user; what is on disk can be resumed."""
 
     exit_code = 130
+
+
+class SaidElsewhere(Exception):
+    """The run failed, and another of its processes says why.
+
+    Attributes:
+        error: what that process says.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(str(error))

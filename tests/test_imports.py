@@ -22,7 +22,7 @@ LAYERS = (  # top first; a module belongs to the longest prefix that fits
     ("quantkit.models", "quantkit.recipe"),
     ("quantkit.checkpoint",),
     ("quantkit.safetensors_header",),
-    ("quantkit.scheme", "quantkit.units", "quantkit.data", "quantkit_recipes"),
+    ("quantkit.launch", "quantkit.scheme", "quantkit.units", "quantkit.data", "quantkit_recipes"),
     ("quantkit.dtypes", "quantkit.errors"),
     ("quantkit_kernels",),
 )

@@ -75,6 +75,11 @@ class Inputs:
     index: Tensor
     weight: Tensor
 
+    def counts(self, experts: int) -> list[int]:
+        """Tokens of each expert."""
+        found: list[int] = self.index.flatten().bincount(minlength=experts).tolist()
+        return found
+
     def routed(self, expert: int) -> Routed:
         """The tokens of one expert, in the order of the samples."""
         tokens, place = (self.index == expert).nonzero(as_tuple=True)

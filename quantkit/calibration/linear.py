@@ -59,7 +59,8 @@ def calibrate_linears(
         settings: ``gptq`` (but the group size), ``propagate`` and ``down_inputs``.
 
     Yields:
-        Each with its result, in the order of the stages; nothing of a stage that is finished.
+        Each with its result, in the order of the stages; nothing of a stage that is finished. At process 0 only,
+        the others get the weights from it.
 
     Raises:
         SourceError: an activation that is not finite, a Hessian that stays singular; the linear is named.
@@ -68,18 +69,21 @@ def calibrate_linears(
     by_path = {one.path: one for one in wanted}
     originals = {path: linears.weight(path) for path in by_path} if settings.propagate == "original" else {}
     later: dict[str, NDArray[np.float32]] = {}
-    for stage in linears.stages(by_path) if wanted else ():
+    stages = linears.tell(linears.stages(by_path) if wanted and linears.is_first else [])
+    for stage in stages:
         members = [by_path[path] for path in stage]
-        if all(one.finished for one in members):
-            later |= {one.path: one.finished() for one in members if one.finished}
+        found: dict[str, NDArray[np.float32]] = {}
+        if linears.tell(all(one.finished for one in members)):
+            found = {one.path: one.finished() for one in members if one.finished}
         else:
             hessian = _hessian(linears, members)
-            for alike in _alike(members):
+            for alike in _alike(members) if linears.is_first else ():
                 for one, result in zip(alike, _quantize(linears, alike, hessian, settings), strict=True):
-                    later[one.path] = result.float32()
+                    found[one.path] = result.float32()
                     yield one, result
             del hessian
             give_back_freed()
+        later |= linears.tell(found)
         if settings.down_inputs == "quantized":
             _put(linears, later)
     _put(linears, originals or later)

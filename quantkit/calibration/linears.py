@@ -6,6 +6,8 @@ again, each only up to the first call of that stage, where a hook ends the pass 
 input. So every thread has its own, nothing is stored between a hook and its caller, and one batch per task is in
 memory whatever the number of samples. The price is attention, computed once for every stage behind it.
 
+Several processes pass a batch each in turn; process 0 gets all inputs, and says what becomes of the weights.
+
 Routed experts have not run meanwhile. Their output is NaN (``experts.Unknown``), so that a linear which depends on
 it is found and refused: its inputs would need the experts, which are calibrated after it.
 """
@@ -13,12 +15,13 @@ it is found and refused: its inputs would need the experts, which are calibrated
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quantkit.errors import UnsupportedError
 
 from .experts import Unknown, run_at_stage
+from .ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,13 +51,24 @@ class Linears:
         run: passes one batch through the layer.
         batches: all of them, in the order of the samples.
         workers: threads for batches and for ``compute``.
+        ranks: the processes that do this together.
+
+    Attributes:
+        is_first: this is process 0, which gets the inputs.
     """
 
     def __init__(
-        self, layer: Any, where: str, run: Callable[[slice], None], batches: Sequence[slice], workers: Workers
-    ) -> None:
+        self, layer: Any, where: str, run: Callable[[slice], None], batches: Sequence[slice], workers: Workers,
+        ranks: Ranks = ALONE,
+    ) -> None:  # fmt: skip
         self._layer, self._where, self._run = layer, where, run
-        self._batches, self._workers = batches, workers
+        self._batches, self._workers, self._ranks = batches, workers, ranks
+        self.is_first = ranks.is_first
+
+    def tell(self, value: R | None) -> R:
+        """What process 0 says, everywhere."""
+        told: R = self._ranks.tell(value)
+        return told
 
     def stages(self, paths: Collection[str]) -> list[list[str]]:
         """The paths in the order in which their linears are called; those with the same input together.
@@ -93,7 +107,13 @@ class Linears:
         return calls
 
     def inputs(self, path: str) -> Iterator[Tensor]:
-        """Inputs of a linear, batch by batch ``[n, I]`` in the order of the samples, behind present weights."""
+        """Inputs of a linear, batch by batch ``[n, I]`` in the order of the samples, behind present weights.
+
+        At process 0; the others pass their batches for it and get none.
+        """
+        owners = [self._ranks.owner(number) for number in range(len(self._batches))]
+
+        import torch
 
         def stop(_: str, inputs: Tensor) -> None:
             raise _Reached(inputs)
@@ -105,8 +125,15 @@ class Linears:
                 return reached.inputs.reshape(-1, reached.inputs.shape[-1])
             raise RuntimeError(f"{self._where} did not call {path}")
 
-        with self._hooked([path], stop):
-            yield from self._workers.ordered(one, self._batches)
+        mine = [part for part, owner in zip(self._batches, owners, strict=True) if owner == self._ranks.rank]
+        with self._hooked([path], stop), closing(self._workers.ordered(one, mine)) as passed:
+            for owner in owners:
+                found = next(passed) if owner == self._ranks.rank else None
+                if owner:  # as an array: a tensor would travel with everything that it is a view of
+                    array = self._ranks.deliver(None if found is None else found.contiguous().numpy(), owner)
+                    found = None if array is None else torch.from_numpy(array)
+                if self.is_first and found is not None:
+                    yield found
 
     def weight(self, path: str) -> NDArray[np.float32]:
         """``[O, I]``, as it is now."""

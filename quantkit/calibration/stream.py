@@ -1,23 +1,28 @@
 """Hidden states of all samples carried through a model layer by layer, one expert in memory at a time.
 
 Results do not depend on the number of threads: a task is one batch of ``BATCH_TOKENS`` tokens or one expert, every
-task computes with one torch thread, and experts' outputs are added in the order of the experts.
+task computes with one torch thread, and experts' outputs are added in the order of the experts. Nor do they depend
+on the number of processes (``ranks.py``): each passes its batches and runs its experts, everybody gets the inputs
+of all experts, and each gets of every expert the outputs for its own tokens, which it adds in the same order.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quantkit.errors import UsageError
 
+from .aside import Aside
 from .experts import Collect, Collected, Inputs, Replay, Routed, run_at_stage
 from .linears import Linears
 from .memory import give_back_freed
+from .ranks import ALONE, Ranks
 from .skeleton import CARRIED, Skeleton
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BATCH_TOKENS = 2048
+AHEAD = 2  # tasks of a thread that may be done before others' results come
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -66,10 +72,19 @@ class LayerWork(Protocol):
         """
 
     def settled(self) -> bool:
-        """Called when all experts were run: whether what was done stands."""
+        """Called when all experts were run: whether what was done stands. At process 0, whose word it is."""
 
     def give_up(self) -> None:
         """What was done does not stand: from now on the layer computes with its own weights."""
+
+    def done(self) -> Collection[int]:
+        """At process 0: experts that it has results of; it runs them."""
+
+    def found(self, expert: int) -> Any:
+        """At other processes: what process 0 must know of an expert that was run here; picklable."""
+
+    def take(self, expert: int, found: Any) -> None:
+        """At process 0: what another one found. In another thread, and done before ``settled``."""
 
 
 class Workers:
@@ -86,13 +101,13 @@ class Workers:
         self.count = count
         self._pool = ThreadPoolExecutor(count, "calibrate", initializer=lambda: torch.set_num_threads(1))
 
-    def ordered(self, work: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
-        """Results in the order of the items, with few tasks ahead of who takes them."""
+    def ordered(self, work: Callable[[A], R], items: Iterable[A], ahead: int = 1) -> Generator[R]:
+        """Results in the order of the items, with up to ``ahead`` tasks of each thread ahead of who takes them."""
         waiting: deque[Future[R]] = deque()
         try:
             for item in items:
                 waiting.append(self._pool.submit(_without_gradients, work, item))
-                if len(waiting) > self.count:
+                if len(waiting) > self.count * ahead:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -113,17 +128,20 @@ class Stream:
 
     Attributes:
         hidden: float32 ``[N, T, H]``, inputs of layer ``position``; T is one less behind each prediction layer.
+            One of several processes has those of its own batches, process 0 has all after ``gather``.
         carried: int64 ``[N, T, k]``, top-k of the last layer with an indexer; None where there is none.
         position: the next layer.
     """
 
     def __init__(
-        self, skeleton: Skeleton, samples: NDArray[np.int64], workers: Workers, arrays: Arrays | None = None
-    ) -> None:
+        self, skeleton: Skeleton, samples: NDArray[np.int64], workers: Workers, arrays: Arrays | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:  # fmt: skip
         """
         Args:
             samples: token ids ``[N, T]``.
             arrays: default: in memory.
+            ranks: the processes that do this together; each has such a stream and calls the same methods.
 
         Raises:
             UsageError: samples too short for the prediction layers.
@@ -134,7 +152,7 @@ class Stream:
                 f"samples of {samples.shape[1]} tokens", where="calibration.length",
                 accepted=f"{predictions + 1} or more, for {predictions} multi-token-prediction layers",
             )  # fmt: skip
-        self.skeleton, self._samples, self._workers = skeleton, samples, workers
+        self.skeleton, self._samples, self._workers, self._ranks = skeleton, samples, workers, ranks
         self._arrays = arrays or InMemory()
         self._step = batch_samples(samples.shape[1])
         self._kept: dict[str, Tensor] = {}
@@ -161,6 +179,28 @@ class Stream:
             for part in self._batches():
                 self.hidden[part] = embedded(self._samples[part])
                 self.trim()
+
+    def gather(self) -> None:
+        """Give process 0 the state of all samples."""
+        for number, part in enumerate(self._all_batches()):
+            for array in (self.hidden, self.carried):
+                if array is not None:
+                    self._ranks.to_first(array[part], self._ranks.owner(number))
+            self.trim()
+
+    def spread(self) -> None:
+        """Give every process what process 0 has: the position, and behind the first layer the state."""
+        shape = None if self.carried is None else tuple(self.carried.shape)
+        position, shape = self._ranks.tell((self.position, shape))
+        if not self._ranks.is_first:
+            self.stand_at(position)
+            if shape is not None:
+                self.start_carrying(shape)
+        for number, part in enumerate(self._all_batches() if position else ()):
+            for array in (self.hidden, self.carried):
+                if array is not None:
+                    self._ranks.from_first(array[part], self._ranks.owner(number))
+            self.trim()
 
     def forward(self, work: LayerWork) -> None:
         """Pass layer ``position``; all of it once more, with its own weights, if the work on it does not stand."""
@@ -195,11 +235,11 @@ class Stream:
         layer = self.position
         with self.skeleton.loaded(layer) as module:
             where, look = self.skeleton.name_of(layer), partial(self._look, module)
-            work.linears(Linears(module, where, look, list(self._batches()), self._workers))
+            work.linears(Linears(module, where, look, self._all_batches(), self._workers, self._ranks))
             outputs = None
             if self.skeleton.num_experts[layer]:
                 outputs = self._run_experts(self._collect(module), work)
-                if not work.settled():
+                if not self._ranks.tell(work.settled() if self._ranks.is_first else None):
                     return False
             results = self._workers.ordered(lambda part: self._pass(module, part, outputs), self._batches())
             for part, result in zip(self._batches(), results, strict=True):
@@ -211,19 +251,33 @@ class Stream:
         return True
 
     def _run_experts(self, inputs: Inputs, work: LayerWork) -> Tensor:
-        """Outputs of the experts for all tokens ``[N * T, H]``."""
+        """Outputs of the experts for the tokens of this process, at their rows of ``[N * T, H]``."""
         outputs = self._array("outputs", tuple(inputs.states.shape), "float32")
         for start in range(0, len(outputs), BATCH_TOKENS):
             outputs[start : start + BATCH_TOKENS] = 0
             self.trim()
+        ranks, experts = self._ranks, range(self.skeleton.num_experts[self.position])
+        done = ranks.tell(work.done() if ranks.is_first and ranks.size > 1 else ())
+        owners = ranks.owners(inputs.counts(len(experts)), done)
 
         def one(expert: int) -> tuple[Tensor, Tensor]:
             routed = inputs.routed(expert)
             return routed.tokens, work.expert(expert, routed, inputs)
 
-        for tokens, found in self._workers.ordered(one, range(self.skeleton.num_experts[self.position])):
-            outputs[tokens] += found
-            self.trim()
+        mine = [expert for expert in experts if owners[expert] == ranks.rank]
+        ahead = AHEAD if ranks.size > 1 else 1
+        with closing(self._workers.ordered(one, mine, ahead)) as results, Aside() as aside:
+            for expert, owner in zip(experts, owners, strict=True):
+                is_mine = owner == ranks.rank
+                tokens, found = next(results) if is_mine else (inputs.routed(expert).tokens, None)
+                places = tokens // (self._step * self.hidden.shape[1]) % ranks.size
+                tokens, found = ranks.share(found, tokens, places, owner, inputs.states)
+                outputs[tokens] += found
+                if owner:
+                    told = ranks.deliver(work.found(expert) if is_mine else None, owner)
+                    if ranks.is_first:
+                        aside.do(work.take, expert, told)
+                self.trim()
         give_back_freed()
         return outputs
 
@@ -245,6 +299,11 @@ class Stream:
             raise RuntimeError(f"layer {self.position} did not call its experts")
 
         for _ in self._workers.ordered(one, self._batches()):
+            self.trim()
+        for number, part in enumerate(self._all_batches()):
+            rows = slice(part.start * self.hidden.shape[1], part.stop * self.hidden.shape[1])
+            for array in (inputs.states, inputs.index, inputs.weight):
+                self._ranks.everywhere(array[rows], self._ranks.owner(number))
             self.trim()
         return inputs
 
@@ -282,10 +341,15 @@ class Stream:
         """For whoever goes through the stream's arrays in pieces."""
         self._arrays.trim()
 
-    def _batches(self) -> Iterator[slice]:
-        return (
-            slice(s, min(s + self._step, len(self._samples))) for s in range(0, len(self._samples), self._step)
-        )
+    def _batches(self) -> list[slice]:
+        """The batches of this process."""
+        numbered = enumerate(self._all_batches())
+        return [part for number, part in numbered if self._ranks.owner(number) == self._ranks.rank]
+
+    def _all_batches(self) -> list[slice]:
+        """Which samples are a batch, whatever the number of processes."""
+        total = len(self._samples)
+        return [slice(start, min(start + self._step, total)) for start in range(0, total, self._step)]
 
     def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Tensor:
         """A large array; in the same memory for every layer, although prediction layers need less of it."""

@@ -23,11 +23,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import click
 
-from ..errors import QuantkitError
+from ..errors import QuantkitError, SaidElsewhere
+from ..launch import process_of_run
 from .console import Console, document
 
 USAGE, ENVIRONMENT, BUG, INTERRUPTED, PIPE = 2, 4, 70, 130, 141
@@ -71,10 +73,21 @@ def guarded(cli: click.Command, arguments: list[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
         return USAGE
+    except SaidElsewhere as error:
+        return describe(error.error).exit_code
     except (Exception, KeyboardInterrupt) as error:
         failure = describe(error)
+        if isinstance(error, click.UsageError) and _is_helper():
+            return failure.exit_code
         _report(failure, error, as_json="--json" in options, verbose=_is_verbose(options))
         return failure.exit_code
+
+
+def _is_helper() -> bool:
+    """Whether another process of this run was started with the same arguments and says what is wrong with them."""
+    with suppress(QuantkitError):
+        return process_of_run()[0] > 0
+    return False
 
 
 def describe(error: BaseException) -> Failure:

@@ -95,13 +95,18 @@ class Console:
         as_json: print the document of a result, not its tables.
         quiet: no talk and no progress; errors and results still appear.
         verbose: also say what is only interesting when something is wrong.
+        mute: print errors only, no results either: for all but one of several processes.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
-        self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
+    def __init__(
+        self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False, mute: bool = False
+    ) -> None:
+        self.as_json, self.quiet, self.verbose, self.mute = as_json, quiet or mute, verbose, mute
 
     def result(self, to_json: Callable[[], Any], blocks: Callable[[], Iterable[Block]]) -> None:
         """Print a result to stdout: the document with ``--json``, else the blocks. Only one of both is made."""
+        if self.mute:
+            return
         if self.as_json:
             self.raw(document(to_json()))
             return

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ..launch import process_of_run
 from .boundary import guarded
 from .lazy import Example, LazyGroup
 
@@ -24,6 +25,7 @@ COMMANDS = {
     "env": (f"{_HOME}.env:env", "Show versions, kernels, hardware and settings for a bug report."),
     "completion": (f"{_HOME}.completion:completion", "Print the completion script of a shell."),
 }
+TOGETHER = ("convert",)  # what several processes do together; everything else is done by the first
 EXAMPLES = (
     Example("convert the bundled model, then check the result", "quantkit convert tiny-glm --w4 -o tiny-glm-w4"),
     Example("what would GLM-5.2 become? (reads headers only)", "quantkit plan glm-5.2 --gpu h200 --gpus 8"),
@@ -50,13 +52,16 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
 )
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """From an FP8 Mixture-of-Experts checkpoint to a verified dual-precision artifact: FP8 for prefill,
     INT4 for decode.
 
     A SOURCE is a local directory, a .safetensors file, a bundled model (tiny-glm, tiny-qwen3), a recipe's name
     (glm-5.2 stands for its Hub repository) or a Hub repository (org/name).
     """
+    if process_of_run()[0] > 0 and ctx.invoked_subcommand not in TOGETHER:
+        ctx.exit(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from ..errors import QuantkitError
+from ..launch import process_of_run
 from ..units import parse_bytes
 from .console import Console
 
@@ -93,7 +94,8 @@ def output_options(function: F) -> F:
 
     @wraps(function)
     def with_console(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
-        return function(*args, out=Console(as_json=as_json, quiet=quiet, verbose=verbose), **kwargs)
+        mute = process_of_run()[0] > 0
+        return function(*args, out=Console(as_json=as_json, quiet=quiet, verbose=verbose, mute=mute), **kwargs)
 
     options = stacked(
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout."),

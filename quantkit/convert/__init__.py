@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .progress import Progress as Progress
+    from .run import assist as assist
     from .run import convert as convert
 
-_WHERE = {"convert": "run", "Progress": "progress"}
-__all__ = ["Progress", "convert"]
+_WHERE = {"assist": "run", "convert": "run", "Progress": "progress"}
+__all__ = ["Progress", "assist", "convert"]
 
 
 def __getattr__(name: str) -> Any:

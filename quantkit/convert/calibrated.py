@@ -9,13 +9,19 @@ first layer in the same way.
 
 Every task computes with one torch thread, so workers change time and memory, never a bit. The bits do depend on
 the machine: torch chooses its matrix products by the CPU.
+
+Several processes (``calibration/ranks.py``): process 0 runs the whole conversion, the others only ``assist`` here.
+They read the source and nothing else; what they find goes to process 0, which writes it and keeps the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..artifact.dequantize import RowReader
 from ..calibration.expert import DOWN, Expert, ExpertSettings, calibrate_expert, facts
@@ -23,6 +29,7 @@ from ..calibration.experts import Inputs, Routed
 from ..calibration.gptq import GptqSettings
 from ..calibration.linears import Linears
 from ..calibration.memory import Shape, choose_workers, largest_layer, largest_stage
+from ..calibration.ranks import ALONE, Ranks
 from ..calibration.skeleton import Skeleton
 from ..calibration.stream import Stream, Workers, batch_samples
 from ..calibration.weights import WeightReader, routed_experts
@@ -32,7 +39,8 @@ from ..models.classify import find_family
 from ..models.config import text_config
 from ..models.role import Role
 from ..plan.memory import resident_bytes
-from .calibrated_jobs import CalibratedJobs, is_calibrated, treatment_of
+from .assisted_jobs import AssistedJobs
+from .calibrated_jobs import CalibratedJobs, PlannedJobs, is_calibrated, treatment_of
 from .calibrated_linears import LinearJobs
 from .calibration_state import FOLDER, SpilledArrays, load_state, save_state
 from .ops import relative_error
@@ -40,20 +48,20 @@ from .progress import Ticker
 from .shards import ShardState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
     from quantkit_kernels import Int4Weight
 
+    from ..artifact.journal import Entry
     from ..calibration.retry import Over
     from ..calibration.samples import CalibrationSet
     from ..checkpoint import Checkpoint
     from ..plan import Plan
     from .target import Target
 
+    Results = Mapping[str, tuple[Int4Weight, dict[str, Any], NDArray[np.float32] | None]]  # by projection
 
 Settle = Callable[[int], bool]
 
@@ -62,19 +70,21 @@ class Calibration:
     """All calibrated jobs of one conversion.
 
     Args:
+        target: of process 0, which alone has one.
         workers: experts at once, if ``max_memory`` allows.
         max_memory: as given to ``convert``.
+        ranks: the processes that do this together.
 
     Raises:
         EnvironmentProblem: the memory is not enough for one expert, or transformers is not installed.
     """
 
     def __init__(
-        self, plan: Plan, checkpoint: Checkpoint, target: Target, samples: CalibrationSet, workers: int,
-        max_memory: int | None,
+        self, plan: Plan, checkpoint: Checkpoint, target: Target | None, samples: CalibrationSet, workers: int,
+        max_memory: int | None, ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
-        self.samples = samples
-        self._checkpoint, self._target = checkpoint, target
+        self.samples, self._ranks = samples, ranks
+        self._checkpoint, self._target, self._shards = checkpoint, target, plan.shards
         self.settings = settings_of(plan)
         budget = plan.recipe.budget
         self.limits = plan.limits if budget is not None and budget.retries else {}
@@ -88,7 +98,7 @@ class Calibration:
         return 5 * 4 * self.samples.token_ids.size * width if isinstance(width, int) else 0
 
     def run(self, states: Sequence[ShardState], ticker: Ticker, settle: Settle) -> None:
-        """Do what is left.
+        """Do what is left; for process 0.
 
         Args:
             settle: judges a layer when its experts are done; True: the plan was amended, and nothing of the layer
@@ -99,46 +109,76 @@ class Calibration:
             UnsupportedError: transformers has no such model.
             EnvironmentProblem: the disk refuses; resumable.
         """
-        jobs = CalibratedJobs(states, ticker)
+        jobs, target = CalibratedJobs(states, ticker), self._target
         left = jobs.layers_left()
-        if not left:
+        if not left or target is None:
             return
-        folder = self._target.work / FOLDER
+        self._ranks.call()
+        folder = target.work / FOLDER
         folder.mkdir(exist_ok=True)
+        entries = [entry for entry in target.journal.entries if entry["kind"] == "calibration"]
+        last = self._begin(jobs, left[-1])
+        with self._stream(folder, jobs) as stream:
+            if not _resumes(stream, folder, entries, left[0]):
+                stream.stand_at(0)
+            for _ in self._layers(stream, last, jobs, ticker, settle):
+                target.journal.append(save_state(stream, folder))
+
+    def assist(self) -> None:
+        """The same at another process, which has no target; errors as of ``run``."""
+        jobs = AssistedJobs(self._shards, self._rows)
+        last = self._begin(jobs, 0)
+        with tempfile.TemporaryDirectory(prefix="quantkit-") as folder, self._stream(Path(folder), jobs) as stream:
+            for _ in self._layers(stream, last, jobs, Ticker(0, None), lambda layer: False):
+                pass
+
+    def _begin(self, jobs: PlannedJobs, last: int) -> int:
+        """The last layer to pass. All processes know the same jobs then: some were amended by earlier runs."""
+        last, quantized = self._ranks.tell((last, jobs.layers))
+        for layer in jobs.layers - quantized:
+            jobs.drop(layer)
+        return last
+
+    @contextmanager
+    def _stream(self, folder: Path, jobs: PlannedJobs) -> Iterator[Stream]:
         predictions = max(0, jobs.last_layer() + 1 - (self._classifier.num_layers or 0))
         skeleton = Skeleton(self._checkpoint, self._classifier, self._reader(jobs), predictions)
-        linears = LinearJobs(self._checkpoint, self._classifier, jobs, skeleton)
         workers = Workers(self._budget.workers)
         try:
             arrays = SpilledArrays(folder, self._budget.array_bytes)
-            stream = Stream(skeleton, self.samples.token_ids, workers, arrays)
-            if not self._resumes(stream, left[0]):
-                stream.embed()
-            while stream.position <= left[-1]:
-                layer = stream.position
-                stream.forward(_Layer(self, layer, skeleton, jobs, linears, ticker, settle))
-                self._target.journal.append(save_state(stream, folder))
+            yield Stream(skeleton, self.samples.token_ids, workers, arrays, self._ranks)
         finally:
             workers.close()
 
-    def _resumes(self, stream: Stream, first_left: int) -> bool:
-        """Whether the stream stands at the journalled layer; not if a layer before it lost something."""
-        entries = [e for e in self._target.journal.entries if e["kind"] == "calibration"]
-        return any(
-            load_state(stream, self._target.work / FOLDER, entry)
-            for entry in reversed(entries[-2:])
-            if entry["layer"] < first_left
-        )
+    def _layers(
+        self, stream: Stream, last: int, jobs: PlannedJobs, ticker: Ticker, settle: Settle
+    ) -> Iterator[int]:
+        """Pass the layers up to ``last``; yields each when process 0 has the state after it."""
+        linears = LinearJobs(self._checkpoint, self._classifier, jobs, stream.skeleton)
+        stream.spread()
+        if stream.position == 0:
+            stream.embed()
+        while stream.position <= last:
+            layer = stream.position
+            retried = self._ranks.tell(jobs.written.retried(layer) if jobs.written else None)
+            if isinstance(jobs, AssistedJobs):
+                jobs.learn(retried)
+            stream.forward(_Layer(self, layer, stream.skeleton, jobs, linears, ticker, settle))
+            stream.gather()
+            yield layer
+
+    def _rows(self, weight: StoredWeight) -> RowReader:
+        return RowReader(self._checkpoint, weight)
 
     def read(self, weight: StoredWeight, start: int, stop: int) -> NDArray[np.float32]:
         import numpy as np
 
-        array: NDArray[np.float32] = RowReader(self._checkpoint, weight).float32(start, stop)
+        array: NDArray[np.float32] = self._rows(weight).float32(start, stop)
         if weight.storage is Storage.PLAIN and not np.isfinite(array).all():
             raise SourceError("NaN or infinity", where=weight.weight.place, hint="Download the source again.")
         return array
 
-    def _reader(self, jobs: CalibratedJobs) -> WeightReader:
+    def _reader(self, jobs: PlannedJobs) -> WeightReader:
         """Weights outside the experts, as the layers that are calibrated see them (``propagate``)."""
         if self.settings.propagate == "original":
             return self.read
@@ -175,11 +215,12 @@ class _Layer:
     """One layer: calibrated where there is a job for it (``stream.LayerWork``)."""
 
     def __init__(
-        self, calibration: Calibration, layer: int, skeleton: Skeleton, jobs: CalibratedJobs, linears: LinearJobs,
+        self, calibration: Calibration, layer: int, skeleton: Skeleton, jobs: PlannedJobs, linears: LinearJobs,
         ticker: Ticker, settle: Settle,
     ) -> None:  # fmt: skip
         self._of, self._layer, self._jobs, self._linears, self._ticker = calibration, layer, jobs, linears, ticker
         self._settle = settle
+        self._found: dict[int, Results] = {}  # for process 0, at another one
         self._experts = skeleton.experts(layer)
 
     def linears(self, linears: Linears) -> None:
@@ -203,10 +244,28 @@ class _Layer:
             weights, chosen, routed, inputs, self._gating, where, settings,
             self._over({p: stored[p] for p in chosen}), {p: self._jobs.read(stored[p]) for p in rounded},
         )  # fmt: skip
-        for projection, result in found.items():
-            self._jobs.write(stored[projection], result.weight, facts(result, settings), result.fold_scale)
-        self._jobs.flush(stored[p] for p in chosen)
+        self.take(expert, {p: (r.weight, facts(r, settings), r.fold_scale) for p, r in found.items()})
         return outputs
+
+    def take(self, expert: int, found: Results) -> None:
+        written, stored = self._jobs.written, self._of.experts[self._layer, expert]
+        if written is None:
+            self._found[expert] = found
+            return
+        for projection, (weight, figures, fold) in found.items():
+            written.write(stored[projection], weight, figures, fold)
+        written.flush(stored[projection] for projection in found)
+
+    def found(self, expert: int) -> Results:
+        return self._found.pop(expert, {})
+
+    def done(self) -> list[int]:
+        found = []
+        for expert in range(self._experts.num_experts):
+            chosen = [w for w in self._of.experts[self._layer, expert].values() if self._jobs.job_of(w)]
+            if chosen and all(self._jobs.is_done(weight) for weight in chosen):
+                found.append(expert)
+        return found
 
     def _over(self, chosen: Mapping[str, StoredWeight]) -> Over | None:
         """How far results are over the quality budget, where the recipe asks for retries."""
@@ -231,6 +290,13 @@ class _Layer:
     def _gating(self, gate_up: Tensor) -> Tensor:
         found: Tensor = self._experts._apply_gate(gate_up)
         return found
+
+
+def _resumes(stream: Stream, folder: Path, entries: Sequence[Entry], first_left: int) -> bool:
+    """Whether the stream stands at the journalled layer; not if a layer before it lost something."""
+    return any(
+        load_state(stream, folder, entry) for entry in reversed(entries[-2:]) if entry["layer"] < first_left
+    )
 
 
 def _resident(max_memory: int | None) -> int:

@@ -5,13 +5,13 @@ Jobs of other methods that make INT4 are known too, since the model that calibra
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..artifact.canonical import round_figure
 from ..checkpoint.tensor import StoredWeight
-from ..plan.fate import Job, Op
+from ..plan.fate import Job, Op, Shard
 from ..recipe.sections import CALIBRATED_METHODS
 from ..recipe.treatment import Treatment
 from .ops import JobResult, write_int4
@@ -36,8 +36,62 @@ def treatment_of(job: Job) -> Treatment:
     return Treatment(job.method, job.group_size)
 
 
-class CalibratedJobs:
-    """The calibrated jobs among the shards of a conversion.
+class PlannedJobs(ABC):
+    """The jobs of a plan that make INT4, and access to what they made.
+
+    Args:
+        shards: of both views.
+
+    Attributes:
+        written: the same where results are written; None in processes that only assist.
+    """
+
+    written: CalibratedJobs | None = None
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self._planned: dict[str, Job] = {}  # by the first tensor of the weight
+        self._rounded: dict[str, Job] = {}  # of methods without calibration
+        self._layers: dict[str, int | None] = {}
+        for shard in shards:
+            for job in shard.jobs:
+                if job.op is Op.TO_INT4:
+                    (self._planned if is_calibrated(job) else self._rounded)[job.sources[0]] = job
+                    self._layers[job.sources[0]] = shard.layer
+
+    def job_of(self, weight: StoredWeight) -> Job | None:
+        """None: the weight is not calibrated."""
+        return self._planned.get(weight.weight.name)
+
+    def is_rounded(self, weight: StoredWeight) -> bool:
+        """Whether it is INT4 by a method without calibration; such a job is done before calibration begins."""
+        return weight.weight.name in self._rounded
+
+    @abstractmethod
+    def is_done(self, weight: StoredWeight) -> bool:
+        """Whether ``read`` gives what this calibrated weight became."""
+
+    @abstractmethod
+    def read(self, weight: StoredWeight) -> NDArray[np.float32]:
+        """What a weight became whose job is done, by any method: the numbers of its INT4, float32 ``[O, I]``."""
+
+    @property
+    def layers(self) -> set[int]:
+        """Layers with a weight that is INT4."""
+        return {layer for layer in self._layers.values() if layer is not None}
+
+    def last_layer(self) -> int:
+        """The last one with a weight that is calibrated."""
+        return max(layer for name in self._planned if (layer := self._layers[name]) is not None)
+
+    def drop(self, layer: int) -> None:
+        """Nothing of this layer is quantized any more."""
+        for name in [name for name, other in self._layers.items() if other == layer]:
+            for known in (self._planned, self._rounded, self._layers):
+                known.pop(name, None)
+
+
+class CalibratedJobs(PlannedJobs):
+    """The calibrated jobs among the shards of a conversion, and their results.
 
     Args:
         states: of all shards, after ``restore``.
@@ -45,51 +99,35 @@ class CalibratedJobs:
     """
 
     def __init__(self, states: Sequence[ShardState], ticker: Ticker) -> None:
+        super().__init__(state.shard for state in states)
+        self.written = self
         self._ticker = ticker
-        self._jobs: dict[str, tuple[ShardState, int]] = {}  # by the first tensor of the weight
-        self._rounded: dict[str, tuple[ShardState, int]] = {}  # of methods without calibration
+        self._jobs: dict[str, tuple[ShardState, int]] = {}
         self._folds: dict[str, tuple[ShardState, int]] = {}  # by the first tensor of up
         for state in states:
             for index, job in enumerate(state.shard.jobs):
-                if job.op is Op.TO_INT4:
-                    (self._jobs if is_calibrated(job) else self._rounded)[job.sources[0]] = state, index
-                elif job.op is Op.FOLD:
-                    self._folds[job.sources[0]] = state, index
-
-    def job_of(self, weight: StoredWeight) -> Job | None:
-        """None: the weight is not calibrated."""
-        found = self._jobs.get(weight.weight.name)
-        return None if found is None else found[0].shard.jobs[found[1]]
-
-    def is_rounded(self, weight: StoredWeight) -> bool:
-        """Whether it is INT4 by a method without calibration; such a job is done before calibration begins."""
-        return weight.weight.name in self._rounded
+                if job.op in (Op.TO_INT4, Op.FOLD):
+                    (self._jobs if job.op is Op.TO_INT4 else self._folds)[job.sources[0]] = state, index
 
     def is_done(self, weight: StoredWeight) -> bool:
         """Whether it is written, with the scale that was moved out of it, if one was."""
-        return all(index in state.results for state, index in self._jobs_of(weight))
+        return all(index in state.results for state, index in self._jobs_of(weight.weight.name))
 
-    def _jobs_of(self, weight: StoredWeight) -> Iterator[tuple[ShardState, int]]:
-        name = weight.weight.name
+    def _jobs_of(self, name: str) -> Iterator[tuple[ShardState, int]]:
         yield self._jobs[name]
         if name in self._folds:
             yield self._folds[name]
 
-    def drop(self, layer: int) -> None:
-        """Nothing of this layer is quantized any more."""
-        for jobs in (self._jobs, self._rounded, self._folds):
-            for name in [name for name, (state, _) in jobs.items() if state.shard.layer == layer]:
-                del jobs[name]
+    def retried(self, layer: int) -> dict[str, str]:
+        """Methods of rounded weights of a layer, where these are not the plan's (retries under a budget)."""
+        found = ((name, *self._jobs[name]) for name in self._rounded if self._layers[name] == layer)
+        return {n: method for n, state, i in found if (method := state.results[i].method) is not None}
 
     def layers_left(self) -> list[int]:
         """Layers with a job that is not done, sorted."""
-        jobs = chain(self._jobs.values(), self._folds.values())
+        jobs = (one for name in self._planned for one in self._jobs_of(name))
         left = {state.shard.layer for state, index in jobs if index not in state.results}
         return sorted(layer for layer in left if layer is not None)
-
-    def last_layer(self) -> int:
-        """The last one with a job."""
-        return max(state.shard.layer for state, _ in self._jobs.values() if state.shard.layer is not None)
 
     def write(
         self, weight: StoredWeight, result: Int4Weight, facts: dict[str, Any],
@@ -124,13 +162,11 @@ class CalibratedJobs:
         state.done(index, JobResult({output.name: sink.digest()}))
 
     def read(self, weight: StoredWeight) -> NDArray[np.float32]:
-        """What a weight became whose job is done, by any method: the numbers of its INT4, float32 ``[O, I]``."""
         import numpy as np
 
         import quantkit_kernels as kernels
 
-        name = weight.weight.name
-        state, index = self._jobs.get(name) or self._rounded[name]
+        state, index = self._jobs[weight.weight.name]
         rows, columns = weight.shape
         data = {t.name.rpartition(".")[2]: state.read(t) for t in state.shard.jobs[index].outputs}
         packed = np.frombuffer(data["weight_packed"], "<i4").reshape(rows, -1)
@@ -139,6 +175,6 @@ class CalibratedJobs:
 
     def flush(self, weights: Iterable[StoredWeight]) -> None:
         """Make durable what is written of these weights. Any thread."""
-        for state in {id(s): s for w in weights for s, _ in self._jobs_of(w)}.values():
+        for state in {id(s): s for w in weights for s, _ in self._jobs_of(w.weight.name)}.values():
             if state.digest is None:
                 state.flush()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
     from ..checkpoint.tensor import StoredWeight
     from ..models.classify import Classifier
-    from .calibrated_jobs import CalibratedJobs
+    from .calibrated_jobs import PlannedJobs
     from .progress import Ticker
 
 _NEVER_STARVED = ExpertSettings(min_tokens=0)
@@ -35,7 +35,7 @@ class LinearJobs:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, classifier: Classifier, jobs: CalibratedJobs, skeleton: Skeleton
+        self, checkpoint: Checkpoint, classifier: Classifier, jobs: PlannedJobs, skeleton: Skeleton
     ) -> None:
         self._jobs = jobs
         self._found: dict[int, dict[str, StoredWeight]] = {}
@@ -54,8 +54,9 @@ class LinearJobs:
         wanted = [one for path, weight in stored.items() if (one := self._wanted(path, weight))]
         for one, result in calibrate_linears(linears, wanted, settings):
             ticker.check()
-            self._jobs.write(stored[one.path], result.weight, facts(result, _NEVER_STARVED))
-            self._jobs.flush([stored[one.path]])
+            if self._jobs.written is not None:
+                self._jobs.written.write(stored[one.path], result.weight, facts(result, _NEVER_STARVED))
+                self._jobs.written.flush([stored[one.path]])
 
     def _wanted(self, path: str, weight: StoredWeight) -> Wanted | None:
         job = self._jobs.job_of(weight)

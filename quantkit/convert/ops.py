@@ -109,7 +109,7 @@ def _to_int4(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> 
     figure = _ErrorFigure()
     for start, stop in _tiles(reader.weight, context):
         with reader.bad_numbers():
-            result = _quantize_rows(reader, start, stop, job.group_size, job.method)
+            result = quantize_rows(reader, start, stop, job.group_size, job.method)
         packed.write(_bytes(result.packed))
         scale.write(_bytes(result.scale))
         figure.add(result.error, result.energy)
@@ -143,7 +143,8 @@ def relative_error(weight: StoredWeight, result: Int4Weight) -> float:
     return figure.relative(weight.weight)
 
 
-def _quantize_rows(reader: RowReader, start: int, stop: int, group_size: int, method: str) -> Int4Weight:
+def quantize_rows(reader: RowReader, start: int, stop: int, group_size: int, method: str) -> Int4Weight:
+    """Rows of a weight by a method without calibration."""
     import quantkit_kernels as kernels
 
     if reader.weight.storage in (Storage.PLAIN, Storage.INT4_GROUP):

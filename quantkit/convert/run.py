@@ -11,6 +11,7 @@ from ..artifact.artifact import Artifact
 from ..artifact.attachments import write_first_attachments
 from ..artifact.durable import disk_errors
 from ..artifact.layout import DECODE, PREFILL
+from ..calibration.ranks import ALONE, Ranks
 from ..errors import Interrupted, UsageError
 from ..plan.memory import choose_budget, widest_row_block
 from .calibrated import Calibration
@@ -22,7 +23,7 @@ from .foreign import ForeignCalibration
 from .progress import OnProgress
 from .quality import QualityBudget
 from .sources import SourceFiles
-from .target import ENGINE, Target, check_space, finished_artifact, open_target, refuse_overlap
+from .target import ENGINE, Target, check_space, finished_artifact, open_target, refuse_overlap, tool_version
 
 if TYPE_CHECKING:
     from ..calibration.samples import CalibrationSet
@@ -43,6 +44,7 @@ def convert(
     consume: bool = False,
     calibration: CalibrationSet | None = None,
     on_progress: OnProgress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Artifact:
     """Execute a plan; continues what an interrupted run of the same plan left in ``<out_dir>.partial/``.
 
@@ -56,6 +58,7 @@ def convert(
         consume: delete a Hub source's files from the cache when they are placed and no longer needed.
         calibration: what a calibrated method learns from; None for what the recipe names.
         on_progress: called from worker threads, one call at a time.
+        ranks: the processes that calibrate together, of which this is number 0; the others ``assist``.
 
     Raises:
         UsageError: the target can't be used, or options that exclude one another.
@@ -75,6 +78,8 @@ def convert(
     engine = _engine(plan)
     samples = _samples(plan, checkpoint, calibration)
     digest = None if samples is None else samples.digest
+    if ranks.size > 1:
+        ranks.agree(_facts(plan, digest))
     finished = finished_artifact(out, plan, digest, engine)
     if finished is not None:
         return finished
@@ -95,7 +100,7 @@ def convert(
         if samples is not None and engine != ENGINE:
             calibrated = ForeignCalibration(plan, checkpoint, target, samples, max_memory)
         elif samples is not None:
-            calibrated = Calibration(plan, checkpoint, target, samples, budget.workers, max_memory)
+            calibrated = Calibration(plan, checkpoint, target, samples, budget.workers, max_memory, ranks)
         executor = Executor(shards, checkpoint, target, sources, budget, quality, calibrated)
         executor.restore()
         needed = _space_needed(quality.plan, checkpoint, sources)
@@ -112,6 +117,40 @@ def convert(
         ) from None  # fmt: skip
     finally:
         target.close()
+
+
+def assist(
+    plan: Plan, checkpoint: Checkpoint, ranks: Ranks, *, jobs: int | None = None, max_memory: int | None = None,
+    calibration: CalibrationSet | None = None,
+) -> None:  # fmt: skip
+    """Help process 0, which runs ``convert`` with the same plan, to calibrate; returns when it needs no more help.
+
+    Args:
+        ranks: of this process.
+
+    Raises:
+        UsageError: another plan, calibration set or kind of machine than process 0's.
+        SourceError, EnvironmentProblem: as of ``convert``.
+    """
+    samples = _samples(plan, checkpoint, calibration)
+    ranks.agree(_facts(plan, None if samples is None else samples.digest))
+    if samples is None or _engine(plan) != ENGINE:
+        return
+    budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())
+    calibrated = Calibration(plan, checkpoint, None, samples, budget.workers, max_memory, ranks)
+    if ranks.called():
+        calibrated.assist()
+
+
+def _facts(plan: Plan, calibration_sha256: str | None) -> dict[str, object]:
+    """What all processes must have in common for the result to be that of one."""
+    facts: dict[str, object] = {"quantkit": tool_version(), "plan": plan.plan_id}
+    if calibration_sha256 is not None:
+        import torch
+
+        facts |= {"calibration": calibration_sha256, "torch": torch.__version__}
+        facts["CPU"] = torch.backends.cpu.get_cpu_capability()
+    return facts
 
 
 def _finish(plan: Plan, executor: Executor, target: Target, engine: str) -> Artifact:

@@ -67,18 +67,21 @@ def convert(
     from .. import show
     from ..show_plan import plan
 
-    with planned(source, choice, revision, out, plan_file) as (checkpoint, made):
+    with api.together() as ranks, planned(source, choice, revision, out, plan_file) as (checkpoint, made):
         out.warn(made.warnings)
         target = output or api.default_output(source, made)
         if dry_run:
             document = api.plan_document(made, checkpoint, output=target, jobs=jobs, max_memory=choice.max_memory)
             out.result(lambda: {**document, **made.to_json()}, lambda: plan(document, all_reasons=out.verbose))
             return
+        if not ranks.is_first:
+            api.assist(made, checkpoint, ranks, jobs=jobs, max_memory=choice.max_memory)
+            return
         out.say(f"converting {checkpoint.label} into {target}")
         with out.progress("converting") as report:
             artifact = api.convert(
                 made, target, checkpoint=checkpoint, jobs=jobs, max_memory=choice.max_memory, consume=consume,
-                on_progress=lambda event: report(event.done_bytes, event.unit, event.total_bytes),
+                on_progress=lambda event: report(event.done_bytes, event.unit, event.total_bytes), ranks=ranks,
             )  # fmt: skip
     if artifact.was_complete:
         out.say(f"{target} was complete already; nothing was done")
