@@ -14,7 +14,7 @@ from quantkit.artifact import verify_artifact
 from quantkit.calibration import Hessian, gptq
 from quantkit.errors import EnvironmentProblem
 from quantkit.plan.memory import resident_bytes
-from tests.builders import moe, write_checkpoint
+from tests.builders import moe, write_checkpoint, write_moe
 from tests.quantkit.convert.cases import core_digests
 from tests.quantkit.convert.test_calibrated import ROOT, calibrated, crash, run, samples_of, stop_in
 
@@ -51,6 +51,18 @@ def test_families(family: str, tmp_path: Path) -> None:
         facts = record.decode.calibration
         assert facts is not None and facts["tokens"] == 80 and facts["shrunk"] is False
         assert facts["error_to_rtn"] <= 1 and record.decode.method == "gptq"
+
+
+@pytest.mark.parametrize(("method", "forms"), [("awq", {"diagonal"}), ("gptq+awq", {"dense", "low-rank"})])
+def test_nothing_is_folded_outside_the_experts(method: str, forms: set[str], tmp_path: Path) -> None:
+    source = write_moe(tmp_path / "source", "deepseek_v3")
+    run(source, tmp_path / "out", given=samples_of(2, 40), linears="all", method=method)
+    assert verify_artifact(tmp_path / "out").ok
+    records = [r for r in calibrated(tmp_path / "out") if r.expert is None]
+    assert len(records) == 2 * 4 + 2 * 3
+    for record in records:
+        facts = record.decode.calibration
+        assert facts is not None and record.decode.method == method and facts["form"] in forms
 
 
 def test_workers_change_no_byte(whole: Path, tmp_path: Path) -> None:
