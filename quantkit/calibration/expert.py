@@ -12,7 +12,12 @@ stay as they are; down's Hessian is taken anew, behind what was folded.
 **Starved experts.** An expert with fewer than ``min_tokens`` tokens has its Hessians shrunk towards the layer's
 average input (``Hessian.shrunk``): ``AVERAGE_TOKENS`` tokens spread evenly over all samples, each counting the
 layer's mean squared routing weight; for down the same tokens sent through this expert's gate and up. The facts of
-every weight say how many tokens it had and whether it was shrunk.
+every weight say how many tokens it had and whether it was shrunk. The default of 512: share of rtn's KL on
+tiny-glm with 128 tokens per expert, on tiny-qwen3 with 128 and with 512 (48 blocks, standard error about 0.03)::
+
+    min_tokens   128   0.69   0.54   0.44
+                 512   0.67   0.50   0.43
+                1024          0.52   0.41
 
 **All tokens** (``route_all``). Hessians from all tokens of the layer, each counting 1, as llm-compressor's
 ``moe_calibrate_all_experts`` does it; outputs, and thereby what the next layer sees, go by the routing as ever. No
@@ -62,7 +67,7 @@ if TYPE_CHECKING:
 
 GATE, UP, DOWN = "gate", "up", "down"
 AVERAGE_TOKENS = 512
-MIN_TOKENS = 128
+MIN_TOKENS = 512
 _QUANTIZERS = {"gptq": gptq, "awq": round_by_importance, "gptq+awq": gptq}
 Gating = Callable[["Tensor"], "Tensor"]  # [n, 2 M], gate beside up -> [n, M], the model's own
 

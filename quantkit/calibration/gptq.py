@@ -60,8 +60,9 @@ class GptqSettings:
 
     Attributes:
         group_size: 32, 64 or 128.
-        percdamp: dampening as a share of the mean diagonal of the Hessian.
-        max_percdamp: the largest share that a retry may use before it is an error.
+        percdamp: least dampening as a share of the mean diagonal of the Hessian (``factor.py`` says when more).
+        max_percdamp: the largest share; if that is not enough it is an error.
+        shrink: dampen more than ``percdamp`` where the tokens say too little.
         act_order: quantize columns of high energy first (the artifact stays in natural order).
         floors: simpler methods of quantkit_kernels that no output row may fall behind in the Hessian norm.
         device: torch device of the matrix products.
@@ -70,6 +71,7 @@ class GptqSettings:
     group_size: int = 32
     percdamp: float = 0.01
     max_percdamp: float = 1.0
+    shrink: bool = True
     act_order: bool = True
     floors: tuple[str, ...] = ("rtn",)
     device: str = "cpu"
@@ -142,6 +144,7 @@ def gptq(
         hessian,
         percdamp=settings.percdamp,
         max_percdamp=settings.max_percdamp,
+        shrink=settings.shrink,
         act_order=settings.act_order,
         device=settings.device,
     )

@@ -50,6 +50,7 @@ class Hessian:
         self._waiting: list[Tensor] = []  # tokens not yet summed: all of them while they are kept
         self._num_waiting = 0
         self._sum: Tensor | None = None
+        self._fourth, self._rows = 0.0, 0  # sum of |x|^4, and of how many x, borrowed ones included
 
     def add(self, inputs: Tensor, counts: Tensor | None = None) -> None:
         """Add tokens.
@@ -77,6 +78,8 @@ class Hessian:
             x = x * counts.detach().to(torch.float32).sqrt().unsqueeze(1)  # NaN where negative
         self._refuse_non_finite(x)
         self.tokens += x.shape[0]
+        self._rows += x.shape[0]
+        self._fourth += float(x.square().sum(1, dtype=torch.float64).square().sum())
         self._waiting.append(x.clone() if x.data_ptr() == inputs.data_ptr() else x)
         self._num_waiting += x.shape[0]
         if self._sum is not None or self.tokens > self._keep:
@@ -115,6 +118,30 @@ class Hessian:
             total = total.to(part.device) + part.square().sum(0)
         return total
 
+    def shrinkage(self, gram: Tensor) -> float:
+        """Share of the identity, 0 to 1, that estimates the second moment best from so few tokens.
+
+        Ledoit and Wolf (2004): of all ``(1 - rho) H + rho mean(diag H) I`` the one with the least expected squared
+        error, rho itself estimated from the tokens::
+
+            rho = n / (n - 1) * (sum of |x|^4 - |H|^2 / n) / (|H|^2 - tr(H)^2 / I), between 0 and 1
+
+        with n - 1 for the paper's n, since few tokens understate how far they scatter; a single one gives 1. It
+        falls with the number of tokens, and rises where few of them carry the energy, be it by their size or by
+        what they count.
+
+        Args:
+            gram: ``rows rows^T`` or ``dense()``, columns in any order: both have the same norm and trace.
+        """
+        import torch
+
+        squared = float(gram.square().sum(dtype=torch.float64))
+        spread = squared - float(gram.diagonal().double().sum()) ** 2 / self.columns
+        n = self._rows
+        if spread <= 0.0 or n < 2:
+            return 1.0
+        return min(max((self._fourth - squared / n) * n / (n - 1) / spread, 0.0), 1.0)
+
     def norms(self, errors: Tensor) -> Tensor:
         """e H e^T, float64 ``[O]``, of errors ``[O, I]``: squared error of each output over the tokens."""
         import torch
@@ -136,6 +163,10 @@ class Hessian:
         scaled = Hessian(self.columns, where=self.where, keep_tokens=self._keep)
         scaled.tokens, scaled._num_waiting = self.tokens, self._num_waiting
         scaled._waiting = [part * factors for part in self._waiting]
+        before = self.diagonal()
+        share = float((before * factors.square()).sum() / before.sum().clamp(min=1e-30))
+        scaled._rows = self._rows
+        scaled._fourth = self._fourth * share**2  # exact for equal factors; the tokens themselves may be gone
         if self._sum is not None:
             scaled._sum = self._sum * factors * factors.unsqueeze(1)
         return scaled
@@ -172,6 +203,7 @@ class Hessian:
         keep = self.tokens + average.tokens if own is not None and others is not None else 0
         mixed = Hessian(self.columns, where=self.where, keep_tokens=keep)
         mixed.tokens = self.tokens
+        mixed._fourth, mixed._rows = self._fourth + share**2 * average._fourth, self._rows + average._rows
         if own is not None and others is not None:
             mixed._waiting = [own.to(others.device), others * share**0.5]
             mixed._num_waiting = keep

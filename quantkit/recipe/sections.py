@@ -215,7 +215,7 @@ class CalibrationSection(Closed):
     length: int = Field(default=256, ge=2, description="Tokens of one sample.")
     seed: int = Field(default=0, ge=0, description="Chooses the samples where the text holds more.")
     min_tokens: int = Field(
-        default=128, ge=0,
+        default=512, ge=0,
         description="An expert that sees fewer tokens borrows the rest from the average input of its layer.",
     )  # fmt: skip
     route_all: bool | None = Field(
@@ -232,7 +232,11 @@ class CalibrationSection(Closed):
         default="quantized", description="Which weights of a layer make the input of the next one."
     )
     percdamp: float = Field(
-        default=0.01, gt=0, le=1, description="Dampening as a share of the mean diagonal of the Hessian."
+        default=0.01,
+        gt=0,
+        le=1,
+        description="Least dampening as a share of the mean diagonal of the Hessian; few tokens make it more "
+        "(shrinkage of Ledoit and Wolf).",
     )
 
 

@@ -167,7 +167,7 @@ def test_original_outputs_go_on_unfolded() -> None:
 def test_weight_error_is_that_of_the_weight_alone() -> None:
     """By its definition; without the floor it would say what the sweep cost the weight, and it still does."""
     inputs = inputs_of([[i % 3] for i in range(200)])
-    weights, settings = weights_of(9), ExpertSettings(min_tokens=0)
+    weights, settings = weights_of(9), ExpertSettings(GptqSettings(shrink=False), min_tokens=0)
     found, _ = calibrate_expert(weights, ways(weights), inputs.routed(0), inputs, gating, "", settings)
     for projection, result in found.items():
         columns = weights[projection].shape[1]

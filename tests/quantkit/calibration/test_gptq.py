@@ -26,7 +26,7 @@ BOTH = ("rtn", "mse")
 )
 def test_codes_of_the_paper(tokens: int, columns: int, form: str, group_size: int, act_order: bool) -> None:
     x, w = cases.inputs(1, tokens, columns), cases.weight(2, 48, columns)
-    settings = GptqSettings(group_size=group_size, act_order=act_order, floors=NO_FLOORS)
+    settings = GptqSettings(group_size=group_size, act_order=act_order, floors=NO_FLOORS, shrink=False)
     (got,) = gptq([w], cases.hessian(x), settings)
     h = x.double().numpy().T @ x.double().numpy()
     energy = np.diag(h).copy()
@@ -45,7 +45,7 @@ def test_codes_of_the_paper(tokens: int, columns: int, form: str, group_size: in
 def test_scales_are_the_search_by_the_damped_diagonal() -> None:
     x, w = cases.inputs(3, 400, 256), cases.weight(4, 16, 256)
     h = cases.hessian(x)
-    (got,) = gptq([w], h, GptqSettings(floors=NO_FLOORS))
+    (got,) = gptq([w], h, GptqSettings(floors=NO_FLOORS, shrink=False))
     energy = np.square(x.double().numpy()).sum(0)
     importance = (energy + 0.01 * energy.mean()).astype(np.float32)
     expected = kernels.float_to_int4(w, 32, "mse", importance=importance)
@@ -163,7 +163,9 @@ def test_dampening_is_raised_in_steps_and_reported(monkeypatch: pytest.MonkeyPat
         return original(matrix)
 
     monkeypatch.setattr(factors, "_upper", stubborn)
-    (got,) = gptq([cases.weight(17, 8, 128)], cases.hessian(cases.inputs(18, 300, 128)))
+    (got,) = gptq(
+        [cases.weight(17, 8, 128)], cases.hessian(cases.inputs(18, 300, 128)), GptqSettings(shrink=False)
+    )
     assert got.attempts == 3
     assert got.percdamp == pytest.approx(1.0)
 
@@ -172,7 +174,7 @@ def test_hessian_that_stays_singular_is_an_error(monkeypatch: pytest.MonkeyPatch
     h = cases.hessian(cases.inputs(19, 300, 128))
     monkeypatch.setattr(h, "dense", lambda: 3 * torch.eye(128) - torch.ones(128, 128))  # not positive definite
     with pytest.raises(SourceError, match=r"expert 3 gate_proj: Hessian of 300 tokens .* dampening 0.1"):
-        gptq([cases.weight(20, 8, 128)], h, GptqSettings(max_percdamp=0.1))
+        gptq([cases.weight(20, 8, 128)], h, GptqSettings(max_percdamp=0.1, shrink=False))
 
 
 @pytest.mark.parametrize("tokens", [30, 600])
@@ -194,3 +196,20 @@ def test_what_does_not_fit_is_refused() -> None:
     bad[2, 3] = np.nan
     with pytest.raises(kernels.NonFiniteError):
         gptq([bad], h)
+
+
+@pytest.mark.parametrize("tokens", [20, 60, 200])
+def test_few_tokens_are_not_fitted(tokens: int) -> None:
+    """On tokens that were not seen: better than rounding, which a fixed percent of dampening is not."""
+    w = cases.weight(30, 64, 256)
+    directions = cases.inputs(31, 40, 256)
+    seen, fresh = (
+        cases.inputs(seed, n, 40) @ directions * 0.2 + cases.inputs(seed + 1, n, 256)
+        for seed, n in ((32, tokens), (34, 4000))
+    )
+    errors = {
+        shrink: cases.norms(w, gptq([w], cases.hessian(seen), GptqSettings(shrink=shrink))[0].weight, fresh).sum()
+        for shrink in (True, False)
+    }
+    rtn = cases.norms(w, kernels.float_to_int4(w, 32, "rtn"), fresh).sum()
+    assert errors[True] < errors[False] and errors[True] < rtn

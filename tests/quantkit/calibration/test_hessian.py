@@ -114,3 +114,40 @@ def test_what_does_not_fit_is_refused() -> None:
         h.add(torch.ones(4, 32), torch.full((4,), -1.0))
     with pytest.raises(UsageError):
         Hessian(0, where="x")
+
+
+def ledoit_wolf(x: np.ndarray) -> float:
+    """The paper's estimate, token by token in float64, with n - 1; the mean is known to be zero."""
+    n, p = x.shape
+    if n == 1:
+        return 1.0
+    s = x.T @ x / n
+    delta = ((s - np.trace(s) / p * np.eye(p)) ** 2).sum()
+    beta = sum(((np.outer(row, row) - s) ** 2).sum() for row in x) / (n * (n - 1))
+    return float(min(beta, delta) / delta)
+
+
+@pytest.mark.parametrize("keep", [0, 1000])
+@pytest.mark.parametrize("tokens", [1, 2, 30, 700])
+def test_shrinkage_is_that_of_the_paper(tokens: int, keep: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, 24, generator=generator) * torch.linspace(0.1, 3, 24)
+    counts = torch.rand(tokens, generator=generator)
+    h = Hessian(24, where="test", keep_tokens=keep)
+    for part in range(0, tokens, 100):
+        h.add(x[part : part + 100], counts[part : part + 100])
+    expected = ledoit_wolf((x * counts.sqrt().unsqueeze(1)).double().numpy())
+    assert shrinkage(h) == pytest.approx(expected, rel=1e-3)
+    assert shrinkage(h.scaled(torch.full((24,), 2.0))) == pytest.approx(expected, rel=1e-3)
+
+
+def shrinkage(h: Hessian) -> float:
+    return h.shrinkage(h.dense() if h.rows is None else h.rows @ h.rows.T)
+
+
+def test_shrinkage_of_a_starved_hessian_counts_what_it_borrowed() -> None:
+    x, others = cases.inputs(40, 5, 24), cases.inputs(41, 40, 24)
+    mixed = cases.hessian(x).shrunk(cases.hessian(others), 25)  # 40 tokens stand for 20
+    expected = ledoit_wolf(torch.cat([x, others * 0.5**0.5]).double().numpy())
+    assert shrinkage(mixed) == pytest.approx(expected, rel=1e-3)
+    assert cases.hessian(torch.zeros(3, 24)).shrinkage(torch.zeros(24, 24)) == 1.0

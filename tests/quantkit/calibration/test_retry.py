@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from quantkit.calibration.gptq import Calibrated, GptqSettings, gptq
 from quantkit.calibration.hessian import Hessian
 from quantkit.calibration.retry import retried
 
-SETTINGS = GptqSettings(group_size=32)
+SETTINGS = GptqSettings(group_size=32, shrink=False)
 
 
 def error_of(result: Any) -> float:
@@ -38,7 +39,7 @@ def tried(case: Any, limit: float) -> Calibrated:
 
 def test_the_first_within_the_limit_is_taken(case: Any) -> None:
     first, weight, hessian = case
-    damped = gptq([weight], hessian, GptqSettings(group_size=32, percdamp=0.1))[0]
+    damped = gptq([weight], hessian, replace(SETTINGS, percdamp=0.1))[0]
     plain = kernels.float_to_int4(weight, 32, "mse")
     errors = [error_of(first.weight), error_of(damped.weight), error_of(plain)]
     assert errors == sorted(errors, reverse=True) and len(set(errors)) == 3

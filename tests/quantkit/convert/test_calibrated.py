@@ -73,12 +73,12 @@ def test_artifact_verifies_and_says_how_it_was_calibrated(whole: Path) -> None:
     for record in records:
         facts = record.decode.calibration
         assert facts is not None and record.decode.method == "gptq"
-        assert facts["shrunk"] == (facts["tokens"] < 128) and 0.01 <= facts["percdamp"] <= 1
+        assert facts["shrunk"] == (facts["tokens"] < 512) and 0.01 <= facts["percdamp"] <= 1
         assert facts["error_to_rtn"] <= 1
     assert not (whole / "calibration").exists()
     report = json.loads((whole / "attachments" / "report.json").read_text())["calibration"]
     assert list(report) == ["1", "2", "3"] and sum(report["2"]["tokens"]) == 8 * 64 * 4
-    assert report["2"]["shrunk_experts"] == [e for e, n in enumerate(report["2"]["tokens"]) if n < 128]
+    assert report["2"]["shrunk_experts"] == [e for e, n in enumerate(report["2"]["tokens"]) if n < 512]
 
 
 @pytest.mark.parametrize("jobs", [2, 5])
