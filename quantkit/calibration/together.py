@@ -56,20 +56,19 @@ class _Termination:
     """SIGTERM ends this process as Ctrl-C does: launchers send it when another process has ended."""
 
     def __init__(self) -> None:
-        self.came = self._is_ignored = False
+        self.came = False
         self._is_main = threading.current_thread() is threading.main_thread()
         self._before = signal.signal(signal.SIGTERM, self._end) if self._is_main else None
 
     def _end(self, _number: int, _frame: Any) -> None:
-        if self._is_ignored:
-            self.restore()
-            return
-        self.came = self._is_ignored = True
+        self.came = True
+        self.ignore()
         raise KeyboardInterrupt
 
     def ignore(self) -> None:
-        """Once: this process is about to say why it ends."""
-        self._is_ignored = True
+        """This process is about to say why it ends, and to exit with its code."""
+        if self._is_main:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def restore(self) -> None:
         if self._is_main:
