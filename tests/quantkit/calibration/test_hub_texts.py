@@ -141,7 +141,7 @@ def test_files_in_order_until_there_is_enough(hub: HubServer, tmp_path: Path) ->
 def test_gzip_and_text(hub: HubServer, tmp_path: Path) -> None:
     serve(hub, tmp_path / "repo", {
         "a.json.gz": gzip.compress(lines([{"text": "one", "url": "u"}, {"text": " "}])),
-        "b.txt": "zwölf\r\n\r\nBoxkämpfer".encode(), "c.txt.gz": gzip.compress(b"three"),
+        "b.txt": "zwölf\r\n\r\nBoxkämpfer".encode(), "c.txt.gz": gzip.compress(b"three", mtime=0),
     })  # fmt: skip
     assert [d.text for d in texts(NAME).documents] == ["one", "zwölf\r\n\r\nBoxkämpfer", "three"]
     serve(hub, tmp_path / "long", {"train.txt": "ö".encode() * 100}, "acme/long")
@@ -195,7 +195,7 @@ def refused(data: str, kind: type[QuantkitError], says: str) -> None:
         ("train.txt", b"fine \xff", UsageError, "not UTF-8"),
         ("train.jsonl", b"\n\n", UsageError, "hold no text"),
         ("train.jsonl.gz", b"plain", SourceError, "is damaged"),
-        ("train.txt.gz", gzip.compress(b"x" * 999)[:-9], SourceError, "is damaged"),
+        ("train.txt.gz", gzip.compress(b"x" * 999, mtime=0)[:-9], SourceError, "is damaged"),
     ],
 )  # fmt: skip
 def test_bad_files(
