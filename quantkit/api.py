@@ -158,6 +158,7 @@ def convert(
     calibration: CalibrationSet | None = None,
     on_progress: OnProgress | None = None,
     ranks: Ranks | None = None,
+    device: str = "cpu",
 ) -> Artifact:
     """Carry out a plan: write the artifact ``output``, or finish one that was interrupted.
 
@@ -172,6 +173,7 @@ def convert(
             (``quantkit.calibration.samples``).
         on_progress: called with ``Progress`` events, from one thread at a time.
         ranks: what ``together`` gave to process 0 of several.
+        device: where calibration computes: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
         UsageError: ``output`` is something else's, or lies inside the source; the calibration text cannot be used.
@@ -188,7 +190,7 @@ def convert(
     settings: dict[str, Any] = {
         "jobs": jobs, "max_memory": max_memory, "consume": consume, "calibration": calibration,
     }  # fmt: skip
-    settings |= {} if ranks is None else {"ranks": ranks}
+    settings |= {"device": device} if ranks is None else {"device": device, "ranks": ranks}
     if checkpoint is not None:
         return run(made, checkpoint, output, on_progress=on_progress, **settings)
     with open(made.source.label, revision=made.source.revision) as opened:
@@ -209,8 +211,9 @@ def together() -> AbstractContextManager[Ranks]:
 
 
 def assist(
-    plan: Plan, checkpoint: Checkpoint, ranks: Ranks, *, jobs: int | None = None, max_memory: int | None = None
-) -> None:
+    plan: Plan, checkpoint: Checkpoint, ranks: Ranks, *, jobs: int | None = None, max_memory: int | None = None,
+    device: str = "cpu",
+) -> None:  # fmt: skip
     """Help process 0 of several, which runs ``convert`` with the same plan.
 
     Raises:
@@ -220,7 +223,7 @@ def assist(
     from .convert import assist as run
 
     check_kernels()
-    run(plan, checkpoint, ranks, jobs=jobs, max_memory=max_memory)
+    run(plan, checkpoint, ranks, jobs=jobs, max_memory=max_memory, device=device)
 
 
 def describe_result(artifact: Artifact) -> dict[str, Any]:

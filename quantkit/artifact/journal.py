@@ -120,7 +120,7 @@ def _parse(line: bytes) -> Entry | None:
 def _check_fingerprint(path: Path, found: Entry, wanted: Entry) -> None:
     names = {
         "plan_id": "plan", "checkpoint": "source", "version": "version of quantkit",
-        "calibration": "calibration set", "engine": "engine",
+        "calibration": "calibration set", "engine": "engine", "device": "device",
     }  # fmt: skip
     other = [say for key, say in names.items() if found.get(key) != wanted.get(key)]
     if not other and found != wanted:

@@ -101,14 +101,15 @@ class Expert:
     Args:
         weights: float32 by projection, gate and up ``[M, H]``, down ``[H, M]``.
         gating: the model's own function of gate and up.
+        device: where it computes.
     """
 
-    def __init__(self, weights: Weights, gating: Gating) -> None:
+    def __init__(self, weights: Weights, gating: Gating, device: str = "cpu") -> None:
         import torch
 
         self._gating = gating
-        self._entry = torch.from_numpy(weights[GATE]), torch.from_numpy(weights[UP])
-        self._down = torch.from_numpy(weights[DOWN])
+        gate, up, self._down = (torch.from_numpy(weights[p]).to(device) for p in (GATE, UP, DOWN))
+        self._entry = gate, up
 
     def inner(self, states: Tensor) -> Tensor:
         """Inputs of down ``[n, M]``."""
@@ -158,7 +159,8 @@ def calibrate_expert(
     moved: dict[str, dict[str, Any]] = {}
     if DOWN in chosen and chosen[DOWN].method in FOLDING_METHODS:  # and up's is the same
         own = replace(settings.gptq, group_size=chosen[DOWN].group_size)
-        fold = fold_expert(weights[UP], weights[DOWN], hessian_of([DOWN], Expert(weights, gating).inner), own)
+        seen = Expert(weights, gating, inputs.device).inner
+        fold = fold_expert(weights[UP], weights[DOWN], hessian_of([DOWN], seen), own)
         weights = {**weights, UP: fold.up, DOWN: fold.down}
         moved[UP] = moved[DOWN] = {"fold_scale": fold.scale, "fold_alpha": fold.alpha}
     replaced = {**weights, **(rounded or {})}
@@ -179,9 +181,9 @@ def calibrate_expert(
         quantize(entry, lambda states: states)
     if DOWN in chosen:
         before = replaced if settings.down_inputs == "quantized" else weights
-        quantize([DOWN], Expert(before, gating).inner)
+        quantize([DOWN], Expert(before, gating, inputs.device).inner)
     goes_on = replaced if settings.propagate == "quantized" else original
-    return found, routed.outputs(Expert(goes_on, gating))
+    return found, routed.outputs(Expert(goes_on, gating, inputs.device))
 
 
 def facts(result: Calibrated, settings: ExpertSettings) -> dict[str, Any]:
@@ -205,25 +207,26 @@ def facts(result: Calibrated, settings: ExpertSettings) -> dict[str, Any]:
 
 
 def _average(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Tokens spread evenly over the layer's, and what each counts."""
+    """Tokens spread evenly over the layer's, and what each counts, on the device."""
     import torch
 
     total = inputs.states.shape[0]
     count = min(AVERAGE_TOKENS, total)
-    rows = torch.arange(count) * total // count
-    return inputs.states[rows], inputs.weight[rows].square().mean().expand(count)
+    rows = torch.arange(count, device="cpu") * total // count
+    states, weight = inputs.states[rows].to(inputs.device), inputs.weight[rows].to(inputs.device)
+    return states, weight.square().mean().expand(count)
 
 
 def _hessian(
     columns: int, where: str, seen: Callable[[Tensor], Tensor], learned: Routed,
     average: tuple[Tensor, Tensor] | None, settings: ExpertSettings,
 ) -> Hessian:  # fmt: skip
-    hessian = Hessian(columns, where=where)
+    hessian = Hessian(columns, where=where, device=learned.device)
     for states, weight in learned.chunks():
         hessian.add(seen(states), weight.square())
     if average is None:
         return hessian
-    others = Hessian(columns, where=f"{where} (average of the layer)")
+    others = Hessian(columns, where=f"{where} (average of the layer)", device=learned.device)
     others.add(seen(average[0]), average[1])
     return hessian.shrunk(others, settings.min_tokens)
 

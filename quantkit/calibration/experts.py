@@ -37,7 +37,8 @@ class Collect:
 
     def __call__(self, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         rows = slice(self.start, self.start + hidden.shape[0])
-        self.inputs.states[rows], self.inputs.index[rows], self.inputs.weight[rows] = hidden, index, weight
+        self.inputs.states[rows], self.inputs.index[rows] = hidden.cpu(), index.cpu()
+        self.inputs.weight[rows] = weight.cpu()
         raise Collected
 
 
@@ -49,7 +50,7 @@ class Replay:
     start: int
 
     def __call__(self, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        return self.outputs[self.start : self.start + hidden.shape[0]].clone()
+        return self.outputs[self.start : self.start + hidden.shape[0]].to(hidden.device, copy=True)
 
 
 @dataclass(slots=True)
@@ -69,11 +70,15 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the experts of a layer get: states ``[T, H]``, expert numbers and routing weights ``[T, k]``."""
+    """What the experts of a layer get: states ``[T, H]``, expert numbers and routing weights ``[T, k]``.
+
+    All on the host; ``device`` is where experts compute.
+    """
 
     states: Tensor
     index: Tensor
     weight: Tensor
+    device: str = "cpu"
 
     def counts(self, experts: int) -> list[int]:
         """Tokens of each expert."""
@@ -83,35 +88,39 @@ class Inputs:
     def routed(self, expert: int) -> Routed:
         """The tokens of one expert, in the order of the samples."""
         tokens, place = (self.index == expert).nonzero(as_tuple=True)
-        return Routed(self.states, tokens, self.weight[tokens, place])
+        return Routed(self.states, tokens, self.weight[tokens, place], self.device)
 
     def all(self) -> Routed:
         """Every token, counting 1, as if all were routed to one expert."""
         import torch
 
         total = self.states.shape[0]
-        return Routed(self.states, torch.arange(total), self.weight.new_ones(total))
+        return Routed(self.states, torch.arange(total, device="cpu"), self.weight.new_ones(total), self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Tokens of one expert: rows ``tokens`` ``[n]`` of ``states`` ``[T, H]``, and their routing ``weight``."""
+    """Tokens of one expert: rows ``tokens`` ``[n]`` of ``states`` ``[T, H]``, and their routing ``weight``.
+
+    All on the host; ``device`` is where the expert computes.
+    """
 
     states: Tensor
     tokens: Tensor
     weight: Tensor
+    device: str = "cpu"
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """States and routing weights of up to ``CHUNK_TOKENS`` tokens at a time."""
+        """States and routing weights of up to ``CHUNK_TOKENS`` tokens at a time, on the device."""
         for start in range(0, len(self.tokens), CHUNK_TOKENS):
             part = slice(start, start + CHUNK_TOKENS)
-            yield self.states[self.tokens[part]], self.weight[part]
+            yield self.states[self.tokens[part]].to(self.device), self.weight[part].to(self.device)
 
     def outputs(self, expert: Callable[[Tensor], Tensor]) -> Tensor:
-        """Outputs of an expert times the routing weights, ``[n, H]``."""
+        """Outputs of an expert times the routing weights, ``[n, H]`` on the host."""
         import torch
 
-        parts = [expert(states) * weight.unsqueeze(1) for states, weight in self.chunks()]
+        parts = [(expert(states) * weight.unsqueeze(1)).cpu() for states, weight in self.chunks()]
         return torch.cat(parts) if parts else self.states.new_zeros(0, self.states.shape[1])
 
 

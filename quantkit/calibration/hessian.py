@@ -36,16 +36,17 @@ class Hessian:
         where: what the inputs belong to, for errors ("model.layers.3.mlp.experts.7.gate_proj").
     """
 
-    def __init__(self, columns: int, *, where: str, keep_tokens: int | None = None) -> None:
+    def __init__(self, columns: int, *, where: str, keep_tokens: int | None = None, device: str = "cpu") -> None:
         """
         Args:
             columns: I.
             where: named in errors.
             keep_tokens: keep up to this many tokens as they are; default I / LOW_RANK_RATIO, 0 never.
+            device: torch device of everything here.
         """
         if columns < 1:
             raise UsageError(f"{columns} columns", where=where, accepted="1 or more")
-        self.columns, self.where, self.tokens = columns, where, 0
+        self.columns, self.where, self.tokens, self._device = columns, where, 0, device
         self._keep = columns // LOW_RANK_RATIO if keep_tokens is None else keep_tokens
         self._waiting: list[Tensor] = []  # tokens not yet summed: all of them while they are kept
         self._num_waiting = 0
@@ -69,13 +70,13 @@ class Hessian:
             raise UsageError(
                 f"inputs of shape {list(inputs.shape)}", where=self.where, accepted=f"[tokens, {self.columns}]"
             )
-        x = inputs.detach().to(torch.float32)
+        x = inputs.detach().to(self._device, torch.float32)
         if counts is not None:
             if counts.shape != x.shape[:1]:
                 raise UsageError(
                     f"{list(counts.shape)} counts for {x.shape[0]} tokens", where=self.where, accepted="one each"
                 )
-            x = x * counts.detach().to(torch.float32).sqrt().unsqueeze(1)  # NaN where negative
+            x = x * counts.detach().to(self._device, torch.float32).sqrt().unsqueeze(1)  # NaN where negative
         self._refuse_non_finite(x)
         self.tokens += x.shape[0]
         self._rows += x.shape[0]
@@ -93,7 +94,7 @@ class Hessian:
         if self._sum is not None or self.tokens > self._keep:
             return None
         if not self._waiting:
-            return torch.zeros(0, self.columns)
+            return self._zeros(0)
         self._waiting = [torch.cat(self._waiting)]
         return self._waiting[0]
 
@@ -101,22 +102,23 @@ class Hessian:
         """The matrix ``[I, I]``, float32, symmetric; a new tensor."""
         import torch
 
-        total = torch.zeros(self.columns, self.columns) if self._sum is None else self._sum.clone()
+        total = self._zeros(self.columns) if self._sum is None else self._sum.clone()
         if self._num_waiting:
-            waiting = torch.cat(self._waiting)
-            total = total.to(waiting.device)
-            for part in _batches(waiting):
+            for part in _batches(torch.cat(self._waiting)):
                 total.addmm_(part.T, part)
         return total
 
     def diagonal(self) -> Tensor:
         """``[I]``, float32: the energy of each column."""
+        total = self._zeros() if self._sum is None else self._sum.diagonal().clone()
+        for part in self._waiting:
+            total = total + part.square().sum(0)
+        return total
+
+    def _zeros(self, *rows: int) -> Tensor:
         import torch
 
-        total = torch.zeros(self.columns) if self._sum is None else self._sum.diagonal().clone()
-        for part in self._waiting:
-            total = total.to(part.device) + part.square().sum(0)
-        return total
+        return torch.zeros(*rows, self.columns, device=self._device)
 
     def shrinkage(self, gram: Tensor) -> float:
         """Share of the identity, 0 to 1, that estimates the second moment best from so few tokens.
@@ -160,7 +162,8 @@ class Hessian:
 
     def scaled(self, factors: Tensor) -> Hessian:
         """The Hessian of inputs that are multiplied by ``factors`` ``[I]``."""
-        scaled = Hessian(self.columns, where=self.where, keep_tokens=self._keep)
+        scaled = Hessian(self.columns, where=self.where, keep_tokens=self._keep, device=self._device)
+        factors = factors.to(self._device)
         scaled.tokens, scaled._num_waiting = self.tokens, self._num_waiting
         scaled._waiting = [part * factors for part in self._waiting]
         before = self.diagonal()
@@ -201,15 +204,14 @@ class Hessian:
         share = missing / average.tokens
         own, others = self.rows, average.rows
         keep = self.tokens + average.tokens if own is not None and others is not None else 0
-        mixed = Hessian(self.columns, where=self.where, keep_tokens=keep)
+        mixed = Hessian(self.columns, where=self.where, keep_tokens=keep, device=self._device)
         mixed.tokens = self.tokens
         mixed._fourth, mixed._rows = self._fourth + share**2 * average._fourth, self._rows + average._rows
         if own is not None and others is not None:
-            mixed._waiting = [own.to(others.device), others * share**0.5]
+            mixed._waiting = [own, others.to(self._device) * share**0.5]
             mixed._num_waiting = keep
         else:
-            dense = average.dense().mul_(share)
-            mixed._sum = dense.add_(self.dense().to(dense.device))
+            mixed._sum = average.dense().mul_(share).to(self._device).add_(self.dense())
         return mixed
 
     def _sum_whole_batches(self) -> None:
@@ -219,7 +221,7 @@ class Hessian:
             return
         waiting = torch.cat(self._waiting)
         if self._sum is None:
-            self._sum = torch.zeros(self.columns, self.columns, device=waiting.device)
+            self._sum = self._zeros(self.columns)
         whole = waiting.shape[0] // MICRO_BATCH * MICRO_BATCH
         for part in _batches(waiting[:whole]):
             self._sum.addmm_(part.T, part)

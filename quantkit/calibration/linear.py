@@ -91,8 +91,8 @@ def calibrate_linears(
 
 def _hessian(linears: Linears, members: Sequence[Wanted]) -> Hessian:
     """Of the input that the members share."""
-    path = members[0].path
-    hessian = Hessian(linears.weight(path).shape[1], where=", ".join(one.name for one in members))
+    path, where = members[0].path, ", ".join(one.name for one in members)
+    hessian = Hessian(linears.weight(path).shape[1], where=where, device=linears.device)
     for inputs in linears.inputs(path):
         linears.compute(partial(hessian.add, inputs))
     return hessian

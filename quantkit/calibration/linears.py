@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from .stream import Workers
+    from .workers import Workers
 
 R = TypeVar("R")
 _HINT = "Keep it (decode.keep, or fewer decode.linears), or use --method mse."
@@ -52,18 +52,21 @@ class Linears:
         batches: all of them, in the order of the samples.
         workers: threads for batches and for ``compute``.
         ranks: the processes that do this together.
+        device: of the layer.
 
     Attributes:
         is_first: this is process 0, which gets the inputs.
+        device: of the layer, and of the inputs.
     """
 
     def __init__(
         self, layer: Any, where: str, run: Callable[[slice], None], batches: Sequence[slice], workers: Workers,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ALONE, device: str = "cpu",
     ) -> None:  # fmt: skip
         self._layer, self._where, self._run = layer, where, run
         self._batches, self._workers, self._ranks = batches, workers, ranks
         self.is_first = ranks.is_first
+        self.device = device
 
     def tell(self, value: R | None) -> R:
         """What process 0 says, everywhere."""
@@ -130,21 +133,22 @@ class Linears:
             for owner in owners:
                 found = next(passed) if owner == self._ranks.rank else None
                 if owner:  # as an array: a tensor would travel with everything that it is a view of
-                    array = self._ranks.deliver(None if found is None else found.contiguous().numpy(), owner)
-                    found = None if array is None else torch.from_numpy(array)
+                    array = self._ranks.deliver(None if found is None else found.contiguous().cpu().numpy(), owner)
+                    found = None if array is None else torch.from_numpy(array).to(self.device)
                 if self.is_first and found is not None:
                     yield found
 
     def weight(self, path: str) -> NDArray[np.float32]:
         """``[O, I]``, as it is now."""
-        found: NDArray[np.float32] = self._layer.get_submodule(path).weight.detach().numpy()
+        found: NDArray[np.float32] = self._layer.get_submodule(path).weight.detach().cpu().numpy()
         return found
 
     def replace(self, path: str, weight: NDArray[np.float32]) -> None:
         """Exchange a weight until the layer gives up its weights."""
         import torch
 
-        self._layer.get_submodule(path).weight = torch.nn.Parameter(torch.from_numpy(weight), requires_grad=False)
+        found = torch.from_numpy(weight).to(self.device)
+        self._layer.get_submodule(path).weight = torch.nn.Parameter(found, requires_grad=False)
 
     def compute(self, work: Callable[[], R]) -> R:
         """Run something with the one torch thread that every task has."""

@@ -62,15 +62,18 @@ class Skeleton:
         hidden_size: width of the hidden states.
         top_k: experts of a token.
         num_experts: routed experts of each layer, 0 for a dense one.
+        device: of weights while they are there, and of what a layer is called with.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, classifier: Classifier, read: WeightReader, predictions: int = 0
-    ) -> None:
+        self, checkpoint: Checkpoint, classifier: Classifier, read: WeightReader, predictions: int = 0,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
         """
         Args:
             read: rows of a stored weight as float32.
             predictions: how many of the checkpoint's multi-token-prediction layers are wanted.
+            device: where layers compute.
 
         Raises:
             UnsupportedError: transformers has no such model, or not with experts that can be streamed.
@@ -78,7 +81,7 @@ class Skeleton:
         """
         import torch
 
-        self._checkpoint, self._read = checkpoint, read
+        self._checkpoint, self._read, self.device = checkpoint, read, device
         self._weights = {weight.weight.name: weight for weight in checkpoint.weights().values()}
         register()
         further = prediction_layers(checkpoint, classifier, predictions)
@@ -97,7 +100,7 @@ class Skeleton:
         self._entries = {layer.number: self._entry(index, further) for index, layer in enumerate(further)}
         self._decoder.norm = torch.nn.Identity()
         del self._decoder.layers
-        with torch.device("cpu"):
+        with torch.device(device):
             for name, module in self._decoder.named_children():
                 if "rotary" in name:  # its frequencies come from the configuration, not from the checkpoint
                     setattr(self._decoder, name, type(module)(self._decoder.config))
@@ -141,9 +144,14 @@ class Skeleton:
         weight = self._weights[own or self._name(f"{name}.weight")]
         rows = np.concatenate([self._read(weight, int(i), int(i) + 1) for i in used])
         before, padding = module.weight, module.padding_idx
-        module.weight, module.padding_idx = torch.nn.Parameter(torch.from_numpy(rows), requires_grad=False), None
+        table = torch.from_numpy(rows).to(self.device)
+        module.weight, module.padding_idx = torch.nn.Parameter(table, requires_grad=False), None
         try:
-            yield lambda ids: self._record(input_ids=torch.from_numpy(np.searchsorted(used, ids)))[0].hidden
+            yield (
+                lambda ids: (
+                    self._record(input_ids=torch.from_numpy(np.searchsorted(used, ids)).to(self.device))[0].hidden
+                )
+            )
         finally:
             module.weight, module.padding_idx = before, padding
 
@@ -153,7 +161,8 @@ class Skeleton:
 
         with self._lock:  # the model's list of layers is exchanged meanwhile
             if (batch, length) not in self._calls:
-                recorders = self._record(inputs_embeds=torch.zeros(batch, length, self.hidden_size))
+                shape = (batch, length, self.hidden_size)
+                recorders = self._record(inputs_embeds=torch.zeros(shape, device=self.device))
                 self._calls[batch, length] = [recorder.call for recorder in recorders]
             return self._calls[batch, length]
 
@@ -243,7 +252,7 @@ class Skeleton:
         array = self._read(weight, 0, weight.shape[0]) if weight is not None else self._plain(name)
         if array.shape != shape:
             raise SourceError(f"shape {list(array.shape)}", where=name, accepted=f"{list(shape)}, by config.json")
-        return torch.from_numpy(array)
+        return torch.from_numpy(array).to(self.device)
 
     def _name(self, key: str) -> str:
         """In the checkpoint, of what the model calls ``key``."""

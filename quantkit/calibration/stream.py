@@ -8,22 +8,22 @@ of all experts, and each gets of every expert the outputs for its own tokens, wh
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection
 from contextlib import closing
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quantkit.errors import UsageError
 
+from .arrays import Arrays, InMemory
 from .aside import Aside
 from .experts import Collect, Collected, Inputs, Replay, Routed, run_at_stage
 from .linears import Linears
 from .memory import give_back_freed
 from .ranks import ALONE, Ranks
 from .skeleton import CARRIED, Skeleton
+from .workers import Workers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,30 +32,6 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 2048
 AHEAD = 2  # tasks of a thread that may be done before others' results come
-A = TypeVar("A")
-R = TypeVar("R")
-
-
-class Arrays(Protocol):
-    """Makes the large arrays of a stream, which live as long as it does."""
-
-    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Tensor: ...
-
-    def trim(self) -> None:
-        """Called often: memory of arrays that lie elsewhere too (in mapped files) may be given back."""
-
-
-class InMemory:
-    """Arrays that lie in memory."""
-
-    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
-        import numpy as np
-        import torch
-
-        return torch.from_numpy(np.zeros(shape, dtype))
-
-    def trim(self) -> None:
-        pass
 
 
 class LayerWork(Protocol):
@@ -85,42 +61,6 @@ class LayerWork(Protocol):
 
     def take(self, expert: int, found: Any) -> None:
         """At process 0: what another one found. In another thread, and done before ``settled``."""
-
-
-class Workers:
-    """Threads that compute with one torch thread each.
-
-    Args:
-        count: how many tasks at once. Changes no number.
-    """
-
-    def __init__(self, count: int) -> None:
-        import torch
-
-        self._before = torch.get_num_threads()
-        self.count = count
-        self._pool = ThreadPoolExecutor(count, "calibrate", initializer=lambda: torch.set_num_threads(1))
-
-    def ordered(self, work: Callable[[A], R], items: Iterable[A], ahead: int = 1) -> Generator[R]:
-        """Results in the order of the items, with up to ``ahead`` tasks of each thread ahead of who takes them."""
-        waiting: deque[Future[R]] = deque()
-        try:
-            for item in items:
-                waiting.append(self._pool.submit(_without_gradients, work, item))
-                if len(waiting) > self.count * ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-
-    def close(self) -> None:
-        """Wait for what runs, drop what waits."""
-        import torch
-
-        self._pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(self._before)
 
 
 class Stream:
@@ -177,7 +117,7 @@ class Stream:
         self.stand_at(0)
         with self.skeleton.embedding(np.unique(self._samples)) as embedded:
             for part in self._batches():
-                self.hidden[part] = embedded(self._samples[part])
+                self.hidden[part] = embedded(self._samples[part]).cpu()
                 self.trim()
 
     def gather(self) -> None:
@@ -223,8 +163,8 @@ class Stream:
         before, after, tokens = self.hidden, self._states(ahead), self._samples[:, ahead:]
         layer, used = self.position, np.unique(tokens)
         with self.skeleton.embedding(used, layer) as embedded, self.skeleton.entry(layer) as enter:
-            pairs = ((embedded(tokens[part]), before[part, :-1]) for part in self._batches())
-            results = self._workers.ordered(lambda pair: enter(*pair), pairs)
+            pairs = ((embedded(tokens[part]), self._there(before[part, :-1])) for part in self._batches())
+            results = self._workers.ordered(lambda pair: enter(*pair).cpu(), pairs)
             for part, result in zip(self._batches(), results, strict=True):
                 after[part] = result
                 self.trim()
@@ -235,7 +175,8 @@ class Stream:
         layer = self.position
         with self.skeleton.loaded(layer) as module:
             where, look = self.skeleton.name_of(layer), partial(self._look, module)
-            work.linears(Linears(module, where, look, self._all_batches(), self._workers, self._ranks))
+            batches, device = self._all_batches(), self.skeleton.device
+            work.linears(Linears(module, where, look, batches, self._workers, self._ranks, device))
             outputs = None
             if self.skeleton.num_experts[layer]:
                 outputs = self._run_experts(self._collect(module), work)
@@ -288,6 +229,7 @@ class Stream:
             states=self._array("states", (num_tokens, self.skeleton.hidden_size), "float32"),
             index=self._array("index", (num_tokens, top_k), "int64"),
             weight=self._array("weight", (num_tokens, top_k), "float32"),
+            device=self.skeleton.device,
         )
 
         def one(part: slice) -> None:
@@ -309,7 +251,11 @@ class Stream:
 
     def _pass(self, module: Any, part: slice, outputs: Tensor | None) -> Any:
         stage = None if outputs is None else Replay(outputs, part.start * self.hidden.shape[1])
-        return run_at_stage(stage, lambda: self._call(module, part))
+        result = run_at_stage(stage, lambda: self._call(module, part))
+        if not self.skeleton.carries(self.position):
+            return result.cpu()
+        states, carried = result
+        return states.cpu(), None if carried is None else carried.cpu()
 
     def _look(self, module: Any, part: slice) -> None:
         try:
@@ -318,12 +264,16 @@ class Stream:
             self.trim()
 
     def _call(self, module: Any, part: slice) -> Any:
-        hidden = self.hidden[part]
+        hidden = self._there(self.hidden[part])
         call = self.skeleton.calls(hidden.shape[0], hidden.shape[1])[self.position]
         extra: dict[str, Any] = {}
         if self.skeleton.carries(self.position):
-            extra[CARRIED] = None if self.carried is None else self.carried[part]
+            extra[CARRIED] = None if self.carried is None else self._there(self.carried[part])
         return module(hidden, *call.args, **call.kwargs, **extra)
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        """Where layers compute; the stream's own arrays are on the host."""
+        return tensor.to(self.skeleton.device)
 
     def _carry(self, part: slice, carried: Tensor | None) -> None:
         if carried is None:
@@ -362,10 +312,3 @@ class Stream:
 def batch_samples(length: int) -> int:
     """Samples of one batch."""
     return max(1, BATCH_TOKENS // length)
-
-
-def _without_gradients(work: Callable[[A], R], item: A) -> R:
-    import torch
-
-    with torch.no_grad():  # the mode belongs to the thread
-        return work(item)

@@ -50,6 +50,18 @@ class OutputPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class Device(_StrType):
+    """The CPU or a CUDA device; whether there is one is found out when it is used."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        kind, colon, number = str(value).partition(":")
+        if value != "cpu" and (kind != "cuda" or (colon and not number.isdecimal())):
+            self.fail(f"{value!r} is not cpu, cuda or cuda:N", param, ctx)
+        return str(value)
+
+
 class Source(_StrType):
     """A checkpoint; completes file names and the names that need no path."""
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact.dequantize import RowReader
+from ..calibration.device import CPU, device_errors, workers_on
 from ..calibration.expert import DOWN, Expert, ExpertSettings, calibrate_expert, facts
 from ..calibration.experts import Inputs, Routed
 from ..calibration.gptq import GptqSettings
@@ -31,8 +32,9 @@ from ..calibration.linears import Linears
 from ..calibration.memory import Shape, choose_workers, largest_layer, largest_stage
 from ..calibration.ranks import ALONE, Ranks
 from ..calibration.skeleton import Skeleton
-from ..calibration.stream import Stream, Workers, batch_samples
+from ..calibration.stream import Stream, batch_samples
 from ..calibration.weights import WeightReader, routed_experts
+from ..calibration.workers import Workers
 from ..checkpoint.tensor import Storage, StoredWeight
 from ..errors import SourceError
 from ..models.classify import find_family
@@ -74,6 +76,7 @@ class Calibration:
         workers: experts at once, if ``max_memory`` allows.
         max_memory: as given to ``convert``.
         ranks: the processes that do this together.
+        device: of this process, as ``open_device`` gives it.
 
     Raises:
         EnvironmentProblem: the memory is not enough for one expert, or transformers is not installed.
@@ -81,16 +84,18 @@ class Calibration:
 
     def __init__(
         self, plan: Plan, checkpoint: Checkpoint, target: Target | None, samples: CalibrationSet, workers: int,
-        max_memory: int | None, ranks: Ranks = ALONE,
+        max_memory: int | None, ranks: Ranks = ALONE, device: str = CPU,
     ) -> None:  # fmt: skip
-        self.samples, self._ranks = samples, ranks
+        self.samples, self._ranks, self.device = samples, ranks, device
         self._checkpoint, self._target, self._shards = checkpoint, target, plan.shards
-        self.settings = settings_of(plan)
+        self.settings = settings_of(plan, device)
         budget = plan.recipe.budget
         self.limits = plan.limits if budget is not None and budget.retries else {}
         self._classifier = find_family(checkpoint.config, checkpoint.tensors, override=plan.recipe.family)
         self.experts = routed_experts(checkpoint, self._classifier)
-        self._budget = choose_workers(workers, max_memory, _resident(max_memory), self._shape(plan))
+        shape = self._shape(plan)
+        workers = workers_on(device, workers, shape)
+        self._budget = choose_workers(workers, max_memory, _resident(max_memory), shape)
 
     def space_needed(self) -> int:
         """Bytes on the target's disk while it runs: two states of hidden values, and arrays that are mapped."""
@@ -142,11 +147,12 @@ class Calibration:
     @contextmanager
     def _stream(self, folder: Path, jobs: PlannedJobs) -> Iterator[Stream]:
         predictions = max(0, jobs.last_layer() + 1 - (self._classifier.num_layers or 0))
-        skeleton = Skeleton(self._checkpoint, self._classifier, self._reader(jobs), predictions)
+        skeleton = Skeleton(self._checkpoint, self._classifier, self._reader(jobs), predictions, self.device)
         workers = Workers(self._budget.workers)
         try:
             arrays = SpilledArrays(folder, self._budget.array_bytes)
-            yield Stream(skeleton, self.samples.token_ids, workers, arrays, self._ranks)
+            with device_errors(self.device):
+                yield Stream(skeleton, self.samples.token_ids, workers, arrays, self._ranks)
         finally:
             workers.close()
 
@@ -237,7 +243,7 @@ class _Layer:
             return routed.outputs(Expert({
                 p: self._jobs.read(weight) if p in made else self._of.read(weight, 0, weight.shape[0])
                 for p, weight in stored.items()
-            }, self._gating))  # fmt: skip
+            }, self._gating, self._of.device))  # fmt: skip
         weights = {p: self._of.read(weight, 0, weight.shape[0]) for p, weight in stored.items()}
         where = stored[next(iter(chosen))].module.rpartition(".")[0]
         found, outputs = calibrate_expert(
@@ -309,12 +315,12 @@ def _resident(max_memory: int | None) -> int:
     return resident_bytes()
 
 
-def settings_of(plan: Plan) -> ExpertSettings:
+def settings_of(plan: Plan, device: str = CPU) -> ExpertSettings:
     """What the recipe says of calibration."""
     section = plan.recipe.calibration
     if section is None:
         raise RuntimeError("a recipe without calibration has calibrated jobs")
-    gptq = GptqSettings(percdamp=section.percdamp)
+    gptq = GptqSettings(percdamp=section.percdamp, device=device)
     return ExpertSettings(
         gptq, section.min_tokens, section.propagate, bool(section.route_all), section.down_inputs
     )  # fmt: skip

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..artifact.durable import disk_errors, fsync_dir
 from ..artifact.journal import Entry
 from ..artifact.shard import reserve
-from ..calibration.stream import InMemory, Stream
+from ..calibration.arrays import InMemory
+from ..calibration.stream import Stream
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,6 +11,7 @@ from ..artifact.artifact import Artifact
 from ..artifact.attachments import write_first_attachments
 from ..artifact.durable import disk_errors
 from ..artifact.layout import DECODE, PREFILL
+from ..calibration.device import CPU, label_of, open_device
 from ..calibration.ranks import ALONE, Ranks
 from ..errors import Interrupted, UsageError
 from ..plan.memory import choose_budget, widest_row_block
@@ -45,6 +46,7 @@ def convert(
     calibration: CalibrationSet | None = None,
     on_progress: OnProgress | None = None,
     ranks: Ranks = ALONE,
+    device: str = CPU,
 ) -> Artifact:
     """Execute a plan; continues what an interrupted run of the same plan left in ``<out_dir>.partial/``.
 
@@ -59,6 +61,7 @@ def convert(
         calibration: what a calibrated method learns from; None for what the recipe names.
         on_progress: called from worker threads, one call at a time.
         ranks: the processes that calibrate together, of which this is number 0; the others ``assist``.
+        device: where calibration computes: ``cpu``, ``cuda`` or ``cuda:N``; see ``calibration/device.py``.
 
     Raises:
         UsageError: the target can't be used, or options that exclude one another.
@@ -78,8 +81,9 @@ def convert(
     engine = _engine(plan)
     samples = _samples(plan, checkpoint, calibration)
     digest = None if samples is None else samples.digest
+    device, label = _device(device, engine, samples)
     if ranks.size > 1:
-        ranks.agree(_facts(plan, digest))
+        ranks.agree(_facts(plan, digest, label))
     finished = finished_artifact(out, plan, digest, engine)
     if finished is not None:
         return finished
@@ -87,7 +91,7 @@ def convert(
     if samples is not None:
         _check_model(checkpoint)
     budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())
-    target = open_target(out, plan, checkpoint, digest, engine)
+    target = open_target(out, plan, checkpoint, digest, engine, label)
     try:
         quality = QualityBudget(plan, checkpoint, target.journal)
         shards: tuple[Shard, ...] = (*plan.prefill, *quality.plan.decode, *quality.plan.folds)
@@ -100,7 +104,9 @@ def convert(
         if samples is not None and engine != ENGINE:
             calibrated = ForeignCalibration(plan, checkpoint, target, samples, max_memory)
         elif samples is not None:
-            calibrated = Calibration(plan, checkpoint, target, samples, budget.workers, max_memory, ranks)
+            calibrated = Calibration(
+                plan, checkpoint, target, samples, budget.workers, max_memory, ranks, device,
+            )  # fmt: skip
         executor = Executor(shards, checkpoint, target, sources, budget, quality, calibrated)
         executor.restore()
         needed = _space_needed(quality.plan, checkpoint, sources)
@@ -109,7 +115,7 @@ def convert(
         executor.run(on_progress)
         shutil.rmtree(target.work / FOLDER, ignore_errors=True)
         sources.check_unchanged()
-        return _finish(plan, executor, target, engine)
+        return _finish(plan, executor, target, engine, label or CPU)
     except KeyboardInterrupt:
         raise Interrupted(
             "stopped by the user", where=str(target.work),
@@ -121,43 +127,57 @@ def convert(
 
 def assist(
     plan: Plan, checkpoint: Checkpoint, ranks: Ranks, *, jobs: int | None = None, max_memory: int | None = None,
-    calibration: CalibrationSet | None = None,
+    calibration: CalibrationSet | None = None, device: str = CPU,
 ) -> None:  # fmt: skip
     """Help process 0, which runs ``convert`` with the same plan, to calibrate; returns when it needs no more help.
 
     Args:
         ranks: of this process.
+        device: of this process; the same kind as process 0's.
 
     Raises:
         UsageError: another plan, calibration set or kind of machine than process 0's.
         SourceError, EnvironmentProblem: as of ``convert``.
     """
     samples = _samples(plan, checkpoint, calibration)
-    ranks.agree(_facts(plan, None if samples is None else samples.digest))
-    if samples is None or _engine(plan) != ENGINE:
+    engine = _engine(plan)
+    device, label = _device(device, engine, samples)
+    ranks.agree(_facts(plan, None if samples is None else samples.digest, label))
+    if samples is None or engine != ENGINE:
         return
     budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())
-    calibrated = Calibration(plan, checkpoint, None, samples, budget.workers, max_memory, ranks)
+    calibrated = Calibration(plan, checkpoint, None, samples, budget.workers, max_memory, ranks, device)
     if ranks.called():
         calibrated.assist()
 
 
-def _facts(plan: Plan, calibration_sha256: str | None) -> dict[str, object]:
+def _device(name: str, engine: str, samples: CalibrationSet | None) -> tuple[str, str | None]:
+    """The device of this process and its label, refused where nothing would run on it."""
+    if name != CPU and (samples is None or engine != ENGINE):
+        what = "nothing is calibrated here" if samples is None else f"{engine} chooses its device itself"
+        raise UsageError(f"{what}; only calibration computes on a device", where=f"--device {name}",
+                         accepted="cpu", hint="Omit the option")  # fmt: skip
+    device = open_device(name)
+    return device, label_of(device)
+
+
+def _facts(plan: Plan, calibration_sha256: str | None, device: str | None) -> dict[str, object]:
     """What all processes must have in common for the result to be that of one."""
     facts: dict[str, object] = {"quantkit": tool_version(), "plan": plan.plan_id}
     if calibration_sha256 is not None:
         import torch
 
-        facts |= {"calibration": calibration_sha256, "torch": torch.__version__}
+        facts |= {"calibration": calibration_sha256, "device": device or CPU, "torch": torch.__version__}
         facts["CPU"] = torch.backends.cpu.get_cpu_capability()
     return facts
 
 
-def _finish(plan: Plan, executor: Executor, target: Target, engine: str) -> Artifact:
+def _finish(plan: Plan, executor: Executor, target: Target, engine: str, device: str) -> Artifact:
     manifest = Finisher(executor, engine).run()
     write_first_attachments(
-        target.work, manifest, executor.checkpoint, plan_id=plan.plan_id, recipe_repo=plan.recipe.source.repo
-    )
+        target.work, manifest, executor.checkpoint, plan_id=plan.plan_id, recipe_repo=plan.recipe.source.repo,
+        device=device,
+    )  # fmt: skip
     artifact = target.publish()
     if plan.recipe.prefill.place == "link" and executor.sources.view_dir is not None:
         artifact.warnings = (

@@ -177,8 +177,9 @@ def _as_directory(checkpoint: Checkpoint) -> Path | None:
 
 
 def open_target(
-    out: Path, plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None, engine: str = ENGINE
-) -> Target:
+    out: Path, plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None, engine: str = ENGINE,
+    device: str | None = None,
+) -> Target:  # fmt: skip
     """Create or continue the working directory and lock it.
 
     Raises:
@@ -199,7 +200,7 @@ def open_target(
     with disk_errors(work):
         work.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir(exist_ok=True)
-    journal = Journal(work / JOURNAL, fingerprint(plan, checkpoint, calibration_sha256, engine))
+    journal = Journal(work / JOURNAL, fingerprint(plan, checkpoint, calibration_sha256, engine, device))
     with disk_errors(work):
         for folder in (*VIEWS, FOLDS) if plan.folds else VIEWS:
             (work / folder).mkdir(exist_ok=True)
@@ -214,12 +215,18 @@ def _state_of(work: Path) -> tuple[bool, bool]:
 
 
 def fingerprint(
-    plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None, engine: str = ENGINE
-) -> dict[str, object]:
-    """First line of the journal: what must be the same for work to be continued."""
+    plan: Plan, checkpoint: Checkpoint, calibration_sha256: str | None = None, engine: str = ENGINE,
+    device: str | None = None,
+) -> dict[str, object]:  # fmt: skip
+    """First line of the journal: what must be the same for work to be continued.
+
+    Args:
+        device: that calibration computes on; None for the CPU.
+    """
     calibration = {} if calibration_sha256 is None else {"calibration": calibration_sha256}
     return {
         **calibration, **({} if engine == ENGINE else {"engine": engine}),
+        **({} if device is None else {"device": device}),
         "kind": "start", "plan_id": plan.plan_id, "checkpoint": checkpoint.fingerprint, "version": tool_version(),
         "format_version": format_version(has_folds=bool(plan.folds)), "numerics_version": NUMERICS_VERSION,
     }  # fmt: skip

@@ -81,12 +81,14 @@ def read_attachments(directory: Path) -> list[dict[str, Any]]:
 
 
 def write_first_attachments(
-    directory: Path, manifest: Manifest, checkpoint: Checkpoint, *, plan_id: str, recipe_repo: str | None
-) -> None:
+    directory: Path, manifest: Manifest, checkpoint: Checkpoint, *, plan_id: str, recipe_repo: str | None,
+    device: str = "cpu",
+) -> None:  # fmt: skip
     """What every conversion leaves: provenance, report, model card.
 
     Args:
         recipe_repo: repository that the recipe was written for; names the base model of a local source.
+        device: that computed.
     """
     from ..records import read_records
     from .model_card import render_card
@@ -99,7 +101,7 @@ def write_first_attachments(
     base = base if base and "/" in base else None  # bundled models have no page to link to
     under = f"{ATTACHMENTS}/"
     files = {
-        under + PROVENANCE: render_provenance(directory, manifest, plan_id, checkpoint),
+        under + PROVENANCE: render_provenance(directory, manifest, plan_id, checkpoint, device),
         under + REPORT_JSON: readable_json(report), under + REPORT_HTML: render_html(report),
         MODEL_CARD: render_card(manifest, report, base),
     }  # fmt: skip

@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 BUILD_TYPE = "https://quantkit.dev/convert/v1"
 
 
-def render_provenance(directory: Path, manifest: Manifest, plan_id: str, checkpoint: Checkpoint) -> bytes:
-    """The statement's bytes; the manifest is on disk already."""
+def render_provenance(
+    directory: Path, manifest: Manifest, plan_id: str, checkpoint: Checkpoint, device: str
+) -> bytes:
+    """The statement's bytes; the manifest is on disk already.
+
+    Args:
+        device: that computed; calibrated weights have its bits.
+    """
     import quantkit_kernels as kernels
 
     manifest_sha256, _ = hash_file(directory / MANIFEST)
@@ -50,7 +56,7 @@ def render_provenance(directory: Path, manifest: Manifest, plan_id: str, checkpo
                     "id": "https://quantkit.dev/cli",
                     "version": {
                         "quantkit": manifest.tool["version"], "python": platform.python_version(),
-                        "machine": platform.machine(),
+                        "machine": platform.machine(), "device": device,
                     },
                 },
                 "metadata": {"finishedOn": utc_now()},

@@ -8,7 +8,7 @@ from quantkit import api
 
 from ..console import Console
 from ..lazy import Example, command
-from ..options import Choice, OutputPath, Source, output_options, recipe_options, revision_option
+from ..options import Choice, Device, OutputPath, Source, output_options, recipe_options, revision_option
 from ..planning import planned
 
 
@@ -46,6 +46,13 @@ from ..planning import planned
     help="Worker threads (default: one per core, at most 8).",
 )
 @click.option(
+    "--device",
+    type=Device(),
+    metavar="cpu|cuda|cuda:N",
+    default="cpu",
+    help="Where calibration computes (default: cpu). A GPU gives other bits, as another CPU does.",
+)
+@click.option(
     "--consume",
     is_flag=True,
     help="Delete each downloaded file of a Hub source once its output is safe; not with gptq.",
@@ -54,7 +61,7 @@ from ..planning import planned
 @output_options
 def convert(
     source: str | None, choice: Choice, revision: str | None, plan_file: str | None, output: str | None,
-    jobs: int | None, consume: bool, dry_run: bool, out: Console,
+    jobs: int | None, device: str, consume: bool, dry_run: bool, out: Console,
 ) -> None:  # fmt: skip
     """Convert SOURCE into an artifact: the publisher's FP8 bytes for prefill, INT4 experts for decode.
 
@@ -75,13 +82,14 @@ def convert(
             out.result(lambda: {**document, **made.to_json()}, lambda: plan(document, all_reasons=out.verbose))
             return
         if not ranks.is_first:
-            api.assist(made, checkpoint, ranks, jobs=jobs, max_memory=choice.max_memory)
+            api.assist(made, checkpoint, ranks, jobs=jobs, max_memory=choice.max_memory, device=device)
             return
         out.say(f"converting {checkpoint.label} into {target}")
         with out.progress("converting") as report:
             artifact = api.convert(
                 made, target, checkpoint=checkpoint, jobs=jobs, max_memory=choice.max_memory, consume=consume,
-                on_progress=lambda event: report(event.done_bytes, event.unit, event.total_bytes), ranks=ranks,
+                on_progress=lambda event: report(event.done_bytes, event.unit, event.total_bytes),
+                ranks=ranks, device=device,
             )  # fmt: skip
     if artifact.was_complete:
         out.say(f"{target} was complete already; nothing was done")

@@ -18,8 +18,8 @@ from quantkit.calibration.expert import Expert, ExpertSettings
 from quantkit.calibration.experts import Inputs, Routed
 from quantkit.calibration.linear import Wanted, calibrate_linears
 from quantkit.calibration.linears import Linears
-from quantkit.calibration.stream import Workers
 from quantkit.calibration.weights import routed_experts
+from quantkit.calibration.workers import Workers
 from quantkit.checkpoint import open_checkpoint
 from quantkit.errors import UnsupportedError
 from quantkit.models.classify import find_family

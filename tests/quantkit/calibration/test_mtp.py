@@ -19,8 +19,9 @@ from quantkit.calibration.experts import Inputs, Routed
 from quantkit.calibration.linears import Linears
 from quantkit.calibration.mtp import PredictionLayer, continued
 from quantkit.calibration.skeleton import Skeleton
-from quantkit.calibration.stream import Stream, Workers
+from quantkit.calibration.stream import Stream
 from quantkit.calibration.weights import routed_experts
+from quantkit.calibration.workers import Workers
 from quantkit.checkpoint import Checkpoint, open_checkpoint
 from quantkit.errors import UnsupportedError, UsageError
 from quantkit.models.classify import find_family

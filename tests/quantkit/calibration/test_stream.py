@@ -16,8 +16,9 @@ from quantkit.calibration.expert import Expert
 from quantkit.calibration.experts import Inputs, Routed
 from quantkit.calibration.linears import Linears
 from quantkit.calibration.skeleton import Skeleton
-from quantkit.calibration.stream import Stream, Workers
+from quantkit.calibration.stream import Stream
 from quantkit.calibration.weights import routed_experts
+from quantkit.calibration.workers import Workers
 from quantkit.checkpoint import Checkpoint, open_checkpoint
 from quantkit.data import bundled_model
 from quantkit.errors import SourceError, UnsupportedError

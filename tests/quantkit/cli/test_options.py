@@ -22,7 +22,7 @@ RECIPE = (
 )
 GOLDEN = {
     "plan": f"{OUTPUT} {RECIPE} --gpu --gpu-memory --gpus --memory-fraction --output",
-    "convert": f"{OUTPUT} {RECIPE} --consume --dry-run --jobs --output --plan",
+    "convert": f"{OUTPUT} {RECIPE} --consume --device --dry-run --jobs --output --plan",
     "verify": f"{OUTPUT} --against --quick",
     "inspect": f"{OUTPUT} --revision --tensor",
     "diff": f"{OUTPUT} --quick",
