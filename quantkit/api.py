@@ -147,6 +147,13 @@ def plan_document(
     )  # fmt: skip
 
 
+def unloadable(plan: Plan, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Warnings about views of a plan that no engine can load; ``verify`` finds the same in the artifact."""
+    from .plan.summary import unloadable as judge
+
+    return judge(plan, checkpoint)
+
+
 def convert(
     plan: Plan | PathLike,
     output: PathLike,

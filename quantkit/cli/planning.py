@@ -28,7 +28,10 @@ def planned(
     """
     if plan_file is None:
         if source is None:
-            raise UsageError("there is no SOURCE", accepted="a source, or --plan FILE")
+            hint = (
+                f"To convert what {choice.recipe} names, give it as SOURCE." if choice.recipe is not None else None
+            )
+            raise UsageError("there is no SOURCE", accepted="a source, a recipe, or --plan FILE", hint=hint)
         found = api.resolve(source, revision=revision)
         if found.is_hub:
             out.say(f"reading the headers of {found.source} on the Hub")

@@ -109,7 +109,7 @@ class Executor:
             work = self._total_bytes()
             self._ticker = ticker = Ticker(work + self._downloads, on_progress)
             left = sum(self._cost(unit) for unit in units) + self._calibrated_bytes_left()
-            ticker.add("weights", "resumed", work - left)
+            ticker.add("weights", "resumed" if work > left else "", work - left)
             self._work(units)
             if self.calibration is not None:
                 self.calibration.run(self.states, ticker, self.settle)

@@ -115,6 +115,23 @@ def summarise(
     }
 
 
+def unloadable(plan: Plan, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Warnings about views that no engine can load at any tensor-parallel size, each with its reasons; a view that
+    cannot be judged has none."""
+    try:
+        text_shape(checkpoint.config)
+    except SourceError:
+        return ()
+    warnings = []
+    for view, engines in _engines(plan, checkpoint).items():
+        found = [judged for by_tp in engines.values() for judged in by_tp.values()]
+        if all(judged["level"] == Level.NO.value for judged in found):
+            at_one = [reason for by_tp in engines.values() for reason in by_tp["1"]["reasons"]]
+            reasons = {reason["message"]: None for reason in at_one if reason["level"] == Level.NO.value}
+            warnings.append(f"no engine will load the {view} view: {'; '.join(reasons)}")
+    return tuple(warnings)
+
+
 def view_weights(plan: Plan, checkpoint: Checkpoint, view: str) -> list[Weight]:
     """All tensors of a view (``prefill`` or ``decode``), those that capacity counts alike added up."""
     totals: dict[tuple[Any, ...], int] = defaultdict(int)

@@ -31,13 +31,25 @@ def from_validation(
     """One error that lists every problem, with its line when the recipe came from a file."""
     problems = []
     for item in error.errors(include_url=False):
-        path = item["loc"]
+        path = tuple(key for key in item["loc"] if not _is_branch(key))
+        if len(path) < len(item["loc"]) and _is_other_branch(item):
+            continue
         at = ".".join(map(str, path))
         line = _line_of(path, lines or {})
         text = f"line {line}: {at}" if line else at
         problems.append(f"{text}: {_say(item, path, model)}")
     what = problems[0] if len(problems) == 1 else f"{len(problems)} problems: " + "; ".join(problems)
     return RecipeError(what, where=where)
+
+
+def _is_branch(key: str | int) -> bool:
+    """Whether pydantic put this into a path for a side of "a number, or a section"; no key of the file."""
+    return isinstance(key, str) and (key == "constrained-float" or key.startswith("function-after["))
+
+
+def _is_other_branch(item: Any) -> bool:
+    """Whether a problem is of the side that was not meant: a section is no number, a number no section."""
+    return item["type"] == "model_type" or (item["type"] == "float_type" and isinstance(item["input"], dict))
 
 
 def _say(item: Any, path: Path, model: type[BaseModel]) -> str:

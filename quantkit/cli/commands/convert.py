@@ -84,6 +84,7 @@ def convert(
         if not ranks.is_first:
             api.assist(made, checkpoint, ranks, jobs=jobs, max_memory=choice.max_memory, device=device)
             return
+        out.warn(api.unloadable(made, checkpoint))
         out.say(f"converting {checkpoint.label} into {target}")
         with out.progress("converting") as report:
             artifact = api.convert(

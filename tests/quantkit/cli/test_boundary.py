@@ -105,6 +105,7 @@ def test_disk_errors_name_the_file_and_the_way_out(capsys: pytest.CaptureFixture
         (["inspect", "tiny-gml"], 2, "Did you mean tiny-glm"),
         (["plan", "tiny-glm", "--recipe", "tiny-gml"], 2, "Did you mean 'tiny-glm'?"),
         (["convert"], 2, "there is no SOURCE"),
+        (["convert", "--recipe", "tiny-glm"], 2, "To convert what tiny-glm names, give it as SOURCE"),
         (["plan", "tiny-glm", "--gpus", "4"], 2, "--gpus: there is no GPU"),
         (["plan", "tiny-glm", "--gpu", "h200", "--gpu-memory", "80GiB"], 2, "exclude each other"),
         (["convert", "tiny-glm", "--group-size", "16"], 2, "32"),

@@ -1,4 +1,4 @@
-"""A quality budget in a recipe, seen from the command line."""
+"""A quality budget and overrides in a recipe, seen from the command line."""
 
 from __future__ import annotations
 
@@ -47,3 +47,33 @@ def test_failure_has_exit_code_1(run: Run, tmp_path: Path) -> None:
     assert found["error"]["where"] == "model.layers.1.mlp.experts.5.down_proj.weight"
     assert "0.0903028 is over its limit 0.089" in found["error"]["message"] and failed.err.count("error: ") == 1
     assert "keep-fp8" in found["error"]["hint"] and not (tmp_path / "out").exists()
+
+
+def test_a_limit_that_cannot_be_is_one_problem_in_the_words_of_the_recipe(run: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "wrong.yaml"
+    for given, says in (
+        ("1.5", "budget.max_relative_error: Input should be less than 1 (seen: 1.5)"),
+        ("{gate: 5}", "budget.max_relative_error.gate: Input should be less than 1 (seen: 5)"),
+        ("{gat: 0.1}", "budget.max_relative_error.gat: unknown key. Did you mean 'gate'?"),
+        ("{}", "budget.max_relative_error: no limit is given; accepted: one number"),
+        ("[0.1]", "budget.max_relative_error: Input should be a valid number (seen: [0.1])"),
+    ):
+        recipe.write_text(RECIPE.format(action="fail").replace("0.089", given))
+        failed = run("plan", recipe)
+        assert failed.code == 2 and says in failed.err, failed.err
+        assert "problems" not in failed.err and "[" not in failed.err.replace(f"(seen: {given})", "")
+
+
+@pytest.mark.parametrize("pattern", ["experts\\.3\\.", "layers\\.2\\."])
+def test_a_view_that_no_engine_can_load_is_no_surprise_of_verify(run: Run, tmp_path: Path, pattern: str) -> None:
+    recipe, out = tmp_path / "mixed.yaml", tmp_path / "out"
+    kept = f"overrides: [{{pattern: '{pattern}', keep: true}}]"
+    recipe.write_text(RECIPE.format(action="fail").partition("budget:")[0] + kept)
+    warnings = [line for line in run("convert", recipe, "-o", out).err.splitlines() if "no engine" in line]
+    checked = run("verify", out, "--quick")
+    if pattern.startswith("layers"):  # vLLM and SGLang take whole layers of another format
+        assert not warnings and checked.code == 0
+        return
+    (warning,) = warnings
+    assert warning.startswith("warning: no engine will load the decode view: experts of one layer differ")
+    assert checked.code == 1 and "no engine can load it: experts of one layer differ" in checked.out

@@ -235,6 +235,7 @@ def test_stale_published_index_is_made_anew(tmp_path: Path) -> None:
 def test_progress_ends_at_the_total(source: Path, tmp_path: Path) -> None:
     events: list[Progress] = []
     run(source, tmp_path / "out", on_progress=events.append)
+    assert "resumed" not in {event.unit for event in events}  # nothing was
     done = [event.done_bytes for event in events]
     assert done == sorted(done) and done[-1] == events[-1].total_bytes
     assert {event.stage for event in events} >= {"sources", "weights"}
