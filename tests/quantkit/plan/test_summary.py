@@ -184,7 +184,7 @@ def test_a_config_without_numbers_leaves_sections_out(tmp_path: Path) -> None:
 def test_what_calibration_reads_and_keeps(tiny: Checkpoint, tmp_path: Path) -> None:
     found = summary_of(tiny, options={"method": "gptq", "samples": 10, "length": 64, "calibration": "a.txt"})
     assert found["calibration"] == {
-        "data": "a.txt", "samples": 10, "length": 64, "seed": 0, "min_tokens": 128, "route_all": False,
+        "data": "a.txt", "samples": 10, "length": 64, "seed": 0, "min_tokens": 512, "route_all": False,
         "down_inputs": "quantized", "propagate": "quantized", "percdamp": 0.01, "tokens": 640,
         "tokens_per_expert": 640 * 4 / 16, "hidden_state_bytes": 640 * 256 * 4,
     }  # fmt: skip
