@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 # Between the largest error of layer 1 of tiny-glm and those of the other layers, by mse and by rtn.
 MSE_LIMIT, RTN_LIMIT = 0.089, 0.0985
 KEEP = {"max_relative_error": MSE_LIMIT, "action": "keep-fp8"}
-GPTQ_KEEP = {"max_relative_error": 0.218, "action": "keep-fp8"}
+GPTQ_KEEP = {"max_relative_error": 0.118, "action": "keep-fp8"}
 SMALL = {"samples": 4, "length": 32, "layers": "1-2"}
 LAYER = "model-layer-00001.safetensors"
 
@@ -222,15 +222,15 @@ def test_mse_has_nothing_to_try(tmp_path: Path) -> None:
 def test_gptq_is_tried_again_with_more_dampening_and_by_mse(amended_gptq: Path, tmp_path: Path) -> None:
     gptq(tmp_path / "first", layers="1")
     gptq(tmp_path / "mse", layers="1", budget={"max_relative_error": 0.0905, "action": "retry"})
-    gptq(tmp_path / "out", layers="1", budget={"max_relative_error": 0.18, "action": "retry"})
-    for name, limit in (("mse", 0.0905), ("out", 0.18)):
+    gptq(tmp_path / "out", layers="1", budget={"max_relative_error": 0.12, "action": "retry"})
+    for name, limit in (("mse", 0.0905), ("out", 0.12)):
         assert verify_artifact(tmp_path / name).ok
         assert max(errors_of(tmp_path / name)) <= limit
     before = {r.name: r.decode for r in read_records(tmp_path / "first") if r.decode.calibration}
     for record in test_calibrated.calibrated(tmp_path / "out"):
         facts, first = record.decode.calibration, before[record.name]
         assert facts is not None and first.calibration is not None
-        if (first.relative_error or 0) <= 0.18:
+        if (first.relative_error or 0) <= 0.12:
             assert "retry" not in facts
         else:
             assert facts["retry"] == "dampening"
@@ -240,7 +240,7 @@ def test_gptq_is_tried_again_with_more_dampening_and_by_mse(amended_gptq: Path, 
     tried = [
         r for r in test_calibrated.calibrated(tmp_path / "mse") if (r.decode.calibration or {})["retry"] == "mse"
     ]
-    assert len(tried) == 48 and all(plain[r.name] == r.decode.outputs for r in tried)
+    assert tried and all(plain[r.name] == r.decode.outputs for r in tried)
 
 
 def test_what_a_budget_can_not_be(tmp_path: Path) -> None:
