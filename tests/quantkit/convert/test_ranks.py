@@ -118,8 +118,9 @@ def test_killed_processes_leave_what_any_number_resumes(
     ended = start(3, *ARGUMENTS, str(out), accident=("kill", 1, 1))
     assert [e.code for e in ended] == [4, -signal.SIGKILL, 4], ended
     said = [e.err for e in ended if "error:" in e.err]
-    assert said == [ended[0].err]  # one of them says it
-    assert "another process of the run ended" in said[0] and "it resumes" in said[0]
+    assert said  # one of those that are left, or both where neither knew that the other would
+    for text in said:
+        assert text.count("error:") == 1 and "another process of the run ended" in text and "it resumes" in text
     assert not out.exists()
 
     ended = start(2, *ARGUMENTS, str(out), accident=("kill", 0, 2))
