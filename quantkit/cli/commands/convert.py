@@ -75,7 +75,7 @@ def convert(
     from ..show_plan import plan
 
     with api.together() as ranks, planned(source, choice, revision, out, plan_file) as (checkpoint, made):
-        out.warn(made.warnings)
+        out.warn([*made.warnings, *api.unloadable(made, checkpoint)])
         target = output or api.default_output(source, made)
         if dry_run:
             document = api.plan_document(made, checkpoint, output=target, jobs=jobs, max_memory=choice.max_memory)
@@ -84,7 +84,6 @@ def convert(
         if not ranks.is_first:
             api.assist(made, checkpoint, ranks, jobs=jobs, max_memory=choice.max_memory, device=device)
             return
-        out.warn(api.unloadable(made, checkpoint))
         out.say(f"converting {checkpoint.label} into {target}")
         with out.progress("converting") as report:
             artifact = api.convert(
