@@ -89,21 +89,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_torchrun_gives_the_same_bytes_and_one_document(alone: Path, tmp_path: Path) -> None:
-    """Through the launcher itself, and ``python -m quantkit`` in all but the size of batches."""
-    out = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", DRIVER, *map(str, NONE), "--", *ARGUMENTS, out, "--json"],
-        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["artifact"] == str(out)
-    assert done.stderr.count("converting tiny-glm into") == 1
-    assert core_digests(out) == core_digests(alone)
-    assert verify_artifact(out).ok
-
-
 def test_four_processes_give_the_same_bytes(alone: Path, tmp_path: Path) -> None:
     ended = start(4, *ARGUMENTS, str(tmp_path / "out"))
     assert [e.code for e in ended] == [0] * 4, ended
@@ -155,9 +140,11 @@ def test_without_calibration_the_first_converts_and_the_others_wait(tmp_path: Pa
     assert verify_artifact(tmp_path / "out").ok
 
 
-def test_every_kind_of_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_gives_the_same_bytes_of_every_kind_of_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Linears outside the experts, a multi-token-prediction layer, weights that are only rounded, retries, and a
-    layer that is planned anew."""
+    layer that is planned anew; through the launcher itself, with one document on stdout."""
     monkeypatch.setattr("quantkit.calibration.stream.BATCH_TOKENS", BATCH_TOKENS)
     recipe = default_recipe().with_options(
         **{**OPTIONS, "method": "gptq", "layers": "1-2,6"}, linears="all", mtp="quantize",
@@ -168,13 +155,19 @@ def test_every_kind_of_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with open_checkpoint("tiny-glm") as checkpoint:
         alone = convert(build_plan(checkpoint, recipe), checkpoint, tmp_path / "alone", jobs=1).manifest
     assert [a.layer for a in alone.plan_amendments] == [1]
-    arguments = ("convert", "tiny-glm", "--recipe", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "out"))
-    ended = start(2, *arguments)
-    assert [e.code for e in ended] == [0, 0], ended
-    assert core_digests(tmp_path / "out") == core_digests(tmp_path / "alone")
-    ways = {
-        (r.decode.method, bool((r.decode.calibration or {}).get("retry"))) for r in read_records(tmp_path / "out")
-    }
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", DRIVER, *map(str, NONE), "--",
+         "convert", "tiny-glm", "--recipe", tmp_path / "recipe.yaml", "-o", out, "--json"],
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["artifact"] == str(out)
+    assert done.stderr.count("converting tiny-glm into") == 1
+    assert core_digests(out) == core_digests(tmp_path / "alone")
+    assert verify_artifact(out).ok
+    ways = {(r.decode.method, bool((r.decode.calibration or {}).get("retry"))) for r in read_records(out)}
     assert ways >= {("rtn", False), ("mse", False), ("gptq", True)}
 
 
