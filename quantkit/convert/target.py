@@ -90,6 +90,11 @@ def finished_artifact(
     Raises:
         UsageError: something else is there.
     """
+    if out.name.endswith(PARTIAL_SUFFIX):
+        raise UsageError(
+            f"ends in {PARTIAL_SUFFIX}, as unfinished conversions do", where=str(out),
+            hint="Choose another output with -o",
+        )  # fmt: skip
     with disk_errors(out):
         is_there = out.exists()
     if out.is_symlink() and not is_there:

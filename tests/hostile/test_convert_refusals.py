@@ -196,6 +196,12 @@ def test_not_enough_space_is_known_before_work(
     assert not (tmp_path / "out.partial").exists()  # nothing was done: nothing is left lying about
 
 
+def test_the_name_of_an_unfinished_conversion(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"ends in \.partial"):
+        run(source, tmp_path / "out.partial")
+    assert list(tmp_path.glob("out*")) == []
+
+
 @pytest.mark.parametrize("nth", [1, 4, 12])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_disk_fails_under_way(
