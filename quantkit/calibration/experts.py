@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "quantkit_streamed"
 CHUNK_TOKENS = 4096  # tokens of one expert at a time; a multiple of hessian.MICRO_BATCH
+PIECE_TOKENS = 256  # rows between two ``trim``; a page that is read brings its neighbours into memory
 _current = threading.local()  # the stage of the pass that this thread runs
+
+
+def _no_trim() -> None:
+    pass
 
 
 class Collected(Exception):
@@ -73,12 +78,16 @@ class Inputs:
     """What the experts of a layer get: states ``[T, H]``, expert numbers and routing weights ``[T, k]``.
 
     All on the host; ``device`` is where experts compute.
+
+    ``trim`` is called after every few rows that are read (``stream.Arrays.trim``): the states may be mapped, and
+    those of all tokens must not come to lie in memory while one expert reads its own.
     """
 
     states: Tensor
     index: Tensor
     weight: Tensor
     device: str = "cpu"
+    trim: Callable[[], None] = _no_trim
 
     def counts(self, experts: int) -> list[int]:
         """Tokens of each expert."""
@@ -88,14 +97,15 @@ class Inputs:
     def routed(self, expert: int) -> Routed:
         """The tokens of one expert, in the order of the samples."""
         tokens, place = (self.index == expert).nonzero(as_tuple=True)
-        return Routed(self.states, tokens, self.weight[tokens, place], self.device)
+        return Routed(self.states, tokens, self.weight[tokens, place], self.device, self.trim)
 
     def all(self) -> Routed:
         """Every token, counting 1, as if all were routed to one expert."""
         import torch
 
         total = self.states.shape[0]
-        return Routed(self.states, torch.arange(total, device="cpu"), self.weight.new_ones(total), self.device)
+        tokens = torch.arange(total, device="cpu")
+        return Routed(self.states, tokens, self.weight.new_ones(total), self.device, self.trim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +119,32 @@ class Routed:
     tokens: Tensor
     weight: Tensor
     device: str = "cpu"
+    trim: Callable[[], None] = _no_trim
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """States and routing weights of up to ``CHUNK_TOKENS`` tokens at a time, on the device."""
         for start in range(0, len(self.tokens), CHUNK_TOKENS):
             part = slice(start, start + CHUNK_TOKENS)
-            yield self.states[self.tokens[part]].to(self.device), self.weight[part].to(self.device)
+            tokens = self.tokens[part]
+            states = self.states.new_empty(len(tokens), self.states.shape[1])
+            for rows in pieces(len(tokens)):
+                states[rows] = self.states[tokens[rows]]
+                self.trim()
+            yield states.to(self.device), self.weight[part].to(self.device)
 
     def outputs(self, expert: Callable[[Tensor], Tensor]) -> Tensor:
         """Outputs of an expert times the routing weights, ``[n, H]`` on the host."""
-        import torch
+        found = self.states.new_empty(len(self.tokens), self.states.shape[1])
+        start = 0
+        for states, weight in self.chunks():
+            found[start : start + len(states)] = expert(states).mul_(weight.unsqueeze(1))
+            start += len(states)
+        return found
 
-        parts = [(expert(states) * weight.unsqueeze(1)).cpu() for states, weight in self.chunks()]
-        return torch.cat(parts) if parts else self.states.new_zeros(0, self.states.shape[1])
+
+def pieces(count: int) -> Iterator[slice]:
+    """Rows that are read or written between two ``trim``."""
+    return (slice(start, start + PIECE_TOKENS) for start in range(0, count, PIECE_TOKENS))
 
 
 Stage = Collect | Replay | Unknown

@@ -6,11 +6,13 @@
 
 *Resident now* is interpreter, torch, transformers, headers and plan: measured. A layer counts without its routed
 experts, in float32. A *task* is the larger of one expert (weights, their quantized numbers, the sweep's copies,
-the Hessian and its factor, a chunk of tokens) and one batch on its way through attention. A *linear* outside the
-experts has the memory of all tasks to itself: first its Hessian grows while batches pass, then it is quantized.
-Working arrays (hidden states) get what is left, at most a quarter of the limit, and lie in mapped files beyond
-that, whose pages are given back as soon as they were used. What was freed is given back between the phases of a
-layer, since an allocator keeps it otherwise (300 MiB after a few experts of GLM-5.2).
+the Hessian and its factor, a chunk of tokens, outputs that wait) and one batch on its way through attention. A
+*linear* outside the experts has the memory of all tasks to itself: first its Hessian grows while batches pass,
+then it is quantized. Working arrays (hidden states) get what is left, at most a quarter of the limit, and lie in
+mapped files beyond that, whose pages are given back as soon as they were used. What was freed is given back
+between the phases of a layer, since an allocator keeps it otherwise (300 MiB after a few experts of GLM-5.2);
+under a limit large blocks go back at once (``free_at_once``): without it gptq+awq on experts of 2048 x 1024 took
+751 MiB within a limit of 687 MiB.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from .experts import CHUNK_TOKENS
 ARRAY_SHARE = 4
 DEFAULT_ARRAY_BYTES = 8 << 30  # working arrays in memory when there is no limit
 _FLOAT = 4
+_MMAP_THRESHOLD, _LARGE_BYTES = -3, 4 << 20  # M_MMAP_THRESHOLD of malloc.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Shape:
         heads: attention heads.
         layer_weights: of the largest layer, routed experts left out.
         batch, length: samples and tokens of one batch.
+        routed: tokens of an expert, on average; one that has more of them needs more.
         columns, stage: widest input and most weights of a stage of linears outside the experts; 0 without any.
     """
 
@@ -47,6 +51,7 @@ class Shape:
     layer_weights: int
     batch: int
     length: int
+    routed: int = 0
     columns: int = 0
     stage: int = 0
 
@@ -56,7 +61,8 @@ class Shape:
         sweep = 4 * 2 * self.inner * self.hidden
         hessian = 3 * max(self.hidden, self.inner) ** 2
         chunk = CHUNK_TOKENS * (self.hidden + 4 * self.inner)
-        expert = 2 * weights + sweep + hessian + chunk
+        outputs = self.routed * self.hidden  # of an expert that is done, until those before it are
+        expert = 2 * weights + sweep + hessian + chunk + outputs
         return _FLOAT * max(expert, self._attention)
 
     @property
@@ -122,6 +128,17 @@ def largest_stage(linears: Iterable[tuple[str, tuple[int, int]]]) -> tuple[int, 
         key = (name.rpartition(".")[0], inputs)
         stages[key] = stages.get(key, 0) + outputs * inputs
     return max((inputs for _, inputs in stages), default=0), max(stages.values(), default=0)
+
+
+def free_at_once() -> None:
+    """Large blocks leave the process when they are freed, where the C library can do that (glibc's ``mallopt``).
+
+    glibc raises the size from which on it does so up to 32 MiB, by the blocks that are freed. Then the matrices of
+    a model with a few thousand columns lie in heaps with holes between them, and memory follows no formula.
+    """
+    options = getattr(ctypes.CDLL(None), "mallopt", None)
+    if options is not None:
+        options(ctypes.c_int(_MMAP_THRESHOLD), ctypes.c_int(_LARGE_BYTES))
 
 
 def give_back_freed() -> None:

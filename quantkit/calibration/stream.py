@@ -18,7 +18,7 @@ from quantkit.errors import UsageError
 
 from .arrays import Arrays, InMemory
 from .aside import Aside
-from .experts import Collect, Collected, Inputs, Replay, Routed, run_at_stage
+from .experts import Collect, Collected, Inputs, Replay, Routed, pieces, run_at_stage
 from .linears import Linears
 from .memory import give_back_freed
 from .ranks import ALONE, Ranks
@@ -213,7 +213,10 @@ class Stream:
                 tokens, found = next(results) if is_mine else (inputs.routed(expert).tokens, None)
                 places = tokens // (self._step * self.hidden.shape[1]) % ranks.size
                 tokens, found = ranks.share(found, tokens, places, owner, inputs.states)
-                outputs[tokens] += found
+                for rows in pieces(len(tokens)):
+                    outputs[tokens[rows]] += found[rows]
+                    self.trim()
+                del found  # not beside those of the next one
                 if owner:
                     told = ranks.deliver(work.found(expert) if is_mine else None, owner)
                     if ranks.is_first:
@@ -230,6 +233,7 @@ class Stream:
             index=self._array("index", (num_tokens, top_k), "int64"),
             weight=self._array("weight", (num_tokens, top_k), "float32"),
             device=self.skeleton.device,
+            trim=self.trim,
         )
 
         def one(part: slice) -> None:

@@ -29,7 +29,7 @@ from ..calibration.expert import DOWN, Expert, ExpertSettings, calibrate_expert,
 from ..calibration.experts import Inputs, Routed
 from ..calibration.gptq import GptqSettings
 from ..calibration.linears import Linears
-from ..calibration.memory import Shape, choose_workers, largest_layer, largest_stage
+from ..calibration.memory import Shape, choose_workers, free_at_once, largest_layer, largest_stage
 from ..calibration.ranks import ALONE, Ranks
 from ..calibration.skeleton import Skeleton
 from ..calibration.stream import Stream, batch_samples
@@ -210,9 +210,11 @@ class Calibration:
             layer_weights += largest_layer((layer, prod(weight.shape)) for layer, weight in chosen)
         columns, stage = largest_stage((weight.module, weight.shape) for _, weight in chosen)
         samples, length = self.samples.token_ids.shape
+        top_k, experts = text.get("num_experts_per_tok"), max(expert for _, expert in self.experts) + 1
         return Shape(
             hidden=one[DOWN].shape[0], inner=one[DOWN].shape[1], heads=heads if isinstance(heads, int) else 1,
             layer_weights=layer_weights, batch=min(samples, batch_samples(length)), length=length,
+            routed=samples * length * (top_k if isinstance(top_k, int) else 1) // experts,
             columns=columns, stage=stage,
         )  # fmt: skip
 
@@ -311,6 +313,7 @@ def _resident(max_memory: int | None) -> int:
         return 0
     from ..calibration.model import libraries
 
+    free_at_once()
     libraries()
     return resident_bytes()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 import quantkit_kernels as kernels
 from quantkit.calibration import GptqSettings, Hessian, fold_expert, gptq, round_by_importance
 from quantkit.calibration.expert import Expert, ExpertSettings, calibrate_expert, facts
-from quantkit.calibration.experts import CHUNK_TOKENS, Inputs
+from quantkit.calibration.experts import CHUNK_TOKENS, PIECE_TOKENS, Inputs
 from quantkit.recipe.treatment import Treatment
 
 HIDDEN, INNER, EXPERTS = 128, 64, 3
@@ -267,3 +268,11 @@ def test_routed_tokens_come_in_order_and_in_chunks() -> None:
     assert torch.equal(routed.tokens, torch.arange(CHUNK_TOKENS + 3) * 2 + 1)
     assert [len(states) for states, _ in routed.chunks()] == [CHUNK_TOKENS, 3]
     assert torch.equal(torch.cat([states for states, _ in routed.chunks()]), inputs.states[routed.tokens])
+    trims: list[int] = []
+    for one in (
+        replace(inputs, trim=lambda: trims.append(1)).routed(1),
+        replace(routed, trim=lambda: trims.append(1)),
+    ):
+        trims.clear()
+        list(one.chunks())
+        assert len(trims) == CHUNK_TOKENS // PIECE_TOKENS + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -42,6 +44,33 @@ def test_not_enough_says_how_much_is() -> None:
 
 def test_long_samples_cost_attention() -> None:
     assert replace(GLM, batch=1, length=8192).task_bytes > 4 * GLM.task_bytes
+
+
+def test_outputs_of_experts_count() -> None:
+    more = replace(GLM, routed=10_000)
+    assert more.task_bytes - GLM.task_bytes == 4 * 10_000 * GLM.hidden
+    assert choose_workers(8, 6 * GIB, RESIDENT, more).workers <= choose_workers(8, 6 * GIB, RESIDENT, GLM).workers
+
+
+def test_large_blocks_leave_the_process_when_they_are_freed() -> None:
+    """Between blocks that stay; by default glibc would keep them from the second time on."""
+    code = (
+        "from quantkit.calibration.memory import free_at_once\n"
+        "from quantkit.plan.memory import resident_bytes\n"
+        "import sys\n"
+        "if sys.argv[1] == 'limit': free_at_once()\n"
+        "import numpy as np\n"
+        "np.ones(8 << 20, np.uint8)\n"
+        "before = resident_bytes()\n"
+        "blocks = [np.ones((6 << 20) + i % 2, np.uint8) for i in range(20)]\n"
+        "del blocks[:19]\n"
+        "print(resident_bytes() - before)\n"
+    )
+    kept = [
+        int(subprocess.run([sys.executable, "-c", code, way], capture_output=True, text=True, check=True).stdout)
+        for way in ("limit", "none")
+    ]
+    assert kept[0] < 10 << 20 < 100 << 20 < kept[1]
 
 
 def test_largest_layer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import copy
 from typing import Any
 
 import click
@@ -38,6 +39,8 @@ SHORT = {"--help": "-h", "--json": None, "--quiet": "-q", "--verbose": "-v", "--
 def options(name: str) -> dict[str, click.Option]:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
+    command = copy(command)
+    command._help_option = None  # click keeps the one of the first context, whatever its names for help
     context = click.Context(command, parent=cli.make_context("quantkit", [name], resilient_parsing=True))
     found = [p for p in command.get_params(context) if isinstance(p, click.Option)]
     return {max(p.opts, key=len): p for p in found}
