@@ -80,7 +80,7 @@ class Hessian:
         self._refuse_non_finite(x)
         self.tokens += x.shape[0]
         self._rows += x.shape[0]
-        self._fourth += float(x.square().sum(1, dtype=torch.float64).square().sum())
+        self._fourth += float(torch.linalg.vector_norm(x, dim=1).double().pow(4).sum())
         self._waiting.append(x.clone() if x.data_ptr() == inputs.data_ptr() else x)
         self._num_waiting += x.shape[0]
         if self._sum is not None or self.tokens > self._keep:
@@ -137,7 +137,7 @@ class Hessian:
         """
         import torch
 
-        squared = float(gram.square().sum(dtype=torch.float64))
+        squared = float(torch.linalg.vector_norm(gram, dim=1).double().square().sum())  # no copy of gram
         spread = squared - float(gram.diagonal().double().sum()) ** 2 / self.columns
         n = self._rows
         if spread <= 0.0 or n < 2:
