@@ -431,8 +431,8 @@ class _Handler(BaseHTTPRequestHandler):
             file.seek(start)
             while start < stop:
                 data = file.read(min(CHUNK, stop - start))
+                self.record.sent += len(data)  # before: the client may have it as soon as it is written
                 self.wfile.write(data)
-                self.record.sent += len(data)
                 start += len(data)
 
     def _break(self, kind: str) -> None:

@@ -155,7 +155,10 @@ class HubStore:
         path = self._find(name, self._file(name))
         if path is None or not hasattr(os, "posix_fadvise"):
             return
-        fd = os.open(path, os.O_RDONLY)
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # deleted meanwhile, by another program or by ``consume``: nothing is left to forget
+            return
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
