@@ -157,7 +157,7 @@ class HubStore:
             return
         try:
             fd = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # deleted meanwhile, by another program or by ``consume``: nothing is left to forget
+        except FileNotFoundError:  # deleted meanwhile: nothing is left to forget
             return
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
