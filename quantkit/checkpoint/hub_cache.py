@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -92,8 +93,8 @@ class RepoCache:
         if file.etag and _ETAG.fullmatch(file.etag):
             places.append(self.blobs / file.etag)
         for path in places:
-            if path.is_file():
-                size = path.stat().st_size
+            size = _size(path)
+            if size is not None:
                 if size != file.size:
                     raise SourceError(
                         f"the cached copy has {size:,} bytes, the Hub states {file.size:,}",
@@ -108,10 +109,11 @@ class RepoCache:
         root = self.snapshot(commit)
         found: dict[str, HubFile] = {}
         for path in _files_below(root):
-            if path.is_file():
+            size = _size(path)
+            if size is not None:
                 blob = self._blob_of(path)
                 etag = blob.name if blob is not None and _ETAG.fullmatch(blob.name) else None
-                found[path.relative_to(root).as_posix()] = HubFile(path.stat().st_size, etag)
+                found[path.relative_to(root).as_posix()] = HubFile(size, etag)
         return found
 
     def listing(self, commit: str) -> Mapping[str, HubFile] | None:
@@ -148,10 +150,10 @@ class RepoCache:
         blob = self.blobs / etag if etag and _ETAG.fullmatch(etag) else None
         if not self.folder.is_dir():
             return 0
-        if link.is_symlink():
-            blob = self._blob_of(link)
-            if blob is None:
-                self._refuse(link)
+        linked = self._blob_of(link)
+        if linked is None and link.is_symlink():
+            self._refuse(link)
+        blob = linked or blob
         if os.path.lexists(link):
             home = self.folder.resolve() / "snapshots" / commit
             if not link.parent.resolve().is_relative_to(home):
@@ -172,16 +174,21 @@ class RepoCache:
         )
 
     def _blob_of(self, link: Path) -> Path | None:
-        """The blob of this repository that a snapshot link names; None for anything else."""
-        if not link.is_symlink():
+        """The blob of this repository that a snapshot link names; None for anything else.
+
+        Also for a link that another thread or process deletes meanwhile: links are asked, not looked for first.
+        """
+        try:
+            named = link.readlink()
+        except OSError:
             return None
-        target = Path(os.path.normpath(link.parent.resolve() / link.readlink()))
+        target = Path(os.path.normpath(link.parent.resolve() / named))
         home = self.folder.resolve() / "blobs"
         return self.blobs / target.name if target.parent == home else None
 
     def _is_linked(self, blob: Path) -> bool:
         snapshots = self.folder / "snapshots"
-        return any(path.is_symlink() and self._blob_of(path) == blob for path in _files_below(snapshots))
+        return any(self._blob_of(path) == blob for path in _files_below(snapshots))
 
     def _delete_blob(self, blob: Path) -> int:
         if not os.path.lexists(blob):
@@ -198,6 +205,15 @@ class RepoCache:
         shared = shared_blob_target(blob, self.cache_dir)
         blob.unlink()
         return sweep_shared_blob(shared, cache_dir=self.cache_dir) if shared is not None else 0
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file or of what a link leads to; None without one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _listed(item: dict[str, Any]) -> HubFile:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from quantkit.checkpoint.hub import HubStore
+from quantkit.checkpoint.hub_cache import RepoCache
 from quantkit.errors import EnvironmentProblem, SourceError, UsageError
 from tests.hub_server import HubServer
 from tests.quantkit.checkpoint.hub_case import (
@@ -197,3 +199,20 @@ def test_consume_sweeps_the_shared_store_of_xet_files(hub: HubServer, tmp_path: 
     assert store.read_at(SHARD, 1, 5) == SHARD_BYTES[1:6]
     store.consume(SHARD)
     assert not shared.exists() and not os.path.lexists(blob)
+
+
+def test_files_are_consumed_by_several_threads_at_once(tmp_path: Path) -> None:
+    """Each looks through all links, of which the others delete some."""
+    cache = RepoCache(tmp_path, REPO)
+    names = [f"model-{number:05}.safetensors" for number in range(400)]
+    etags = {name: f"{number:064x}" for number, name in enumerate(names)}
+    home = cache.snapshot("c" * 40)
+    home.mkdir(parents=True)
+    cache.blobs.mkdir()
+    for name, etag in etags.items():
+        (cache.blobs / etag).write_bytes(b"1234")
+        (home / name).symlink_to(f"../../blobs/{etag}")
+    with ThreadPoolExecutor(8) as pool:
+        freed = list(pool.map(lambda name: cache.consume("c" * 40, name, etags[name]), names))
+    assert freed == [4] * len(names)
+    assert not list(home.iterdir()) and not list(cache.blobs.iterdir())
