@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 JOIN = timedelta(minutes=10)  # between the starts of the processes
 STEP = timedelta(minutes=30)  # a process waits for another's batches or expert; gone ones are noticed at once
 WORK = timedelta(days=7)  # process 0 works alone (everything that needs no calibration) while the others wait
-SAY = timedelta(seconds=20)  # for process 0 to say an error of another one
+SAY = timedelta(seconds=20)  # for process 0 to say an error of another one, and for the others to hear of it
 _CALIBRATE, _OVER = 1, 0
 
 
@@ -182,33 +183,48 @@ class Processes(Ranks):
             error: of this process's own work; None when it stops because of another's end.
             is_told: its launcher told it to end.
         """
-        first = self._first_error(error or _gone(self.size, is_told))
+        first, lost = self._first_error(error, _gone(self.size, is_told))
         self.leave()
         try:
-            if self._is_said_by_first() or self._store.add("sayers", 1) > 1:
-                return SaidElsewhere(first)
-            self._store.set("said", "yes")
-        except RuntimeError:  # the store has ended with process 0
-            pass
+            if self.is_first:
+                return self._say(first, self.size - 1 - lost)
+            return self._hear(first)
+        except RuntimeError:  # the store, which process 0 may keep, has ended with it
+            return first
+
+    def _say(self, first: BaseException, listeners: int) -> BaseException:
+        """Process 0 says it, unless another had no more patience, and stays until the others have heard so.
+
+        One that computes for longer than ``SAY``, or was killed when another one was, is not waited for; it may
+        then say for itself that process 0 has gone.
+        """
+        if self._store.add("sayers", 1) > 1:
+            return SaidElsewhere(first)
+        self._store.set("said", "yes")
+        end = time.monotonic() + SAY.total_seconds()
+        while self._store.add("heard", 0) < listeners and time.monotonic() < end:
+            time.sleep(0.02)
         return first
 
-    def _is_said_by_first(self) -> bool:
-        if self.is_first:
-            return False
+    def _hear(self, first: BaseException) -> BaseException:
+        """Another process leaves it to process 0, or after ``SAY`` to whoever is first."""
         try:
             self._store.wait(["said"], SAY)
+            is_said = True
         except RuntimeError:
-            return False
-        return True
+            is_said = self._store.add("sayers", 1) > 1
+        self._store.add("heard", 1)
+        return SaidElsewhere(first) if is_said else first
 
-    def _first_error(self, error: BaseException) -> BaseException:
-        """The error that was posted first: this one if none was."""
-        mine = _packed(error)
+    def _first_error(self, own: BaseException | None, gone: BaseException) -> tuple[BaseException, int]:
+        """The error that was posted first (this process's if none was), and how many ended without posting one."""
+        mine = f"{0 if own else 1}{_packed(own or gone)}"
         try:
             text = self._store.compare_set("error", "", mine).decode()
         except RuntimeError:
-            return error
-        return error if text == mine else _unpacked(text)
+            return own or gone, 1
+        lost = int(text[0])
+        return (own or gone, lost) if text == mine else (_unpacked(text[1:]), lost)
 
     def leave(self) -> None:
         """Close the connections, so that the others notice; they stay open while anything refers to the group.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,12 +45,24 @@ def together() -> Iterator[Ranks]:
         if ranks is None:
             raise
         own = None if isinstance(error, Lost) or termination.came else error
+        _release_frames(error)
         found = ranks.failed(own, is_told=termination.came)
         if found is error:
             raise
         raise found from None
     ranks.leave()
     termination.restore()
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Forget the variables of the functions that an error came through: they may refer to the group of processes,
+    which then stays connected in spite of ``leave``, and the others wait for this one.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class _Termination:

@@ -103,9 +103,9 @@ def test_killed_processes_leave_what_any_number_resumes(
     ended = start(3, *ARGUMENTS, str(out), accident=("kill", 1, 1))
     assert [e.code for e in ended] == [4, -signal.SIGKILL, 4], ended
     said = [e.err for e in ended if "error:" in e.err]
-    assert said  # one of those that are left, or both where neither knew that the other would
-    for text in said:
-        assert text.count("error:") == 1 and "another process of the run ended" in text and "it resumes" in text
+    assert said == [ended[0].err]
+    assert said[0].count("error:") == 1
+    assert "another process of the run ended" in said[0] and "it resumes" in said[0]
     assert not out.exists()
 
     ended = start(2, *ARGUMENTS, str(out), accident=("kill", 0, 2))
@@ -120,7 +120,7 @@ def test_killed_processes_leave_what_any_number_resumes(
 def test_an_error_of_one_is_said_once_by_the_first(tmp_path: Path) -> None:
     ended = start(2, *ARGUMENTS, str(tmp_path / "out"), "--json", accident=("fail", 1, 1))
     assert [e.code for e in ended] == [3, 3], ended
-    assert ended[1].out == "" and ended[1].err.count("error:") <= 1  # as below
+    assert ended[1].out == ended[1].err == ""
     assert ended[0].err.count("error:") == 1 and "model.layers.1.mlp.experts" in ended[0].err
     failure = json.loads(ended[0].out)
     assert (failure["exit_code"], failure["error"]["type"]) == (3, "SourceError")
@@ -130,7 +130,7 @@ def test_processes_that_were_given_different_work_stop(tmp_path: Path) -> None:
     ended = start(2, *ARGUMENTS, str(tmp_path / "out"), last=("--group-size", "64"))
     assert [e.code for e in ended] == [2, 2], ended
     assert "processes 0 and 1 differ in plan" in ended[0].err
-    assert ended[1].err.count("error:") <= 1  # it says it too where process 0 has gone before it could ask
+    assert ended[1].err == ""
     assert not (tmp_path / "out.partial").exists()
 
 
