@@ -25,14 +25,19 @@ FLAGS = [
     "-std=c++17", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
     "-fvisibility=hidden", "-g0", "-Wall", "-Wextra", "-Wno-psabi",
 ]  # fmt: skip
-ISA_FLAGS = {
-    f"{CSRC}/convert_avx2.cpp": ["-mavx2"],
-    f"{CSRC}/convert_avx512.cpp": [
-        "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512",
-    ],
-}  # fmt: skip
-SOURCES = [f"{CSRC}/dispatch.cpp", f"{CSRC}/convert_portable.cpp", *ISA_FLAGS]
-HEADERS = [f"{CSRC}/{name}" for name in ("quantkit_kernels.h", "simd.h", "codec.h", "convert_impl.h")]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
+ISA_FLAGS = {  # by the end of a source's name
+    "_avx2": ["-mavx2", "-mfma"],
+    "_avx512": AVX512,
+    "_avx512_bf16": [*AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni"],
+}
+SOURCES = sorted(path.as_posix() for path in Path(CSRC).glob("*.cpp"))
+HEADERS = sorted(path.as_posix() for path in Path(CSRC).glob("*.h"))
+
+
+def isa_flags(source: str) -> list[str]:
+    stem = Path(source).stem
+    return next((flags for suffix, flags in ISA_FLAGS.items() if stem.endswith(suffix)), [])
 
 
 def is_x86_64() -> bool:
@@ -49,13 +54,13 @@ class BuildNative(build_ext):
     def build_extension(self, ext: Extension) -> None:
         objects: list[str] = []
         for source in ext.sources:
-            flags = [*ext.extra_compile_args, *(ISA_FLAGS.get(source, []) if is_x86_64() else [])]
+            flags = [*ext.extra_compile_args, *(isa_flags(source) if is_x86_64() else [])]
             try:
                 objects += self._compile(ext, source, flags)
             except CompileError:
-                if source not in ISA_FLAGS:
+                if not isa_flags(source):
                     raise
-                print(f"{source}: the compiler does not know {ISA_FLAGS[source]}; left out", file=sys.stderr)
+                print(f"{source}: the compiler does not know {isa_flags(source)}; left out", file=sys.stderr)
                 objects += self._compile(ext, source, ext.extra_compile_args)
         self.compiler.link_shared_object(
             objects, self.get_ext_fullpath(ext.name), extra_postargs=ext.extra_link_args, target_lang="c++"

@@ -27,8 +27,11 @@ LAYERS = (  # top first; a module belongs to the longest prefix that fits
     ("quantkit_kernels",),
 )
 RANK = {name: rank for rank, names in enumerate(reversed(LAYERS)) for name in names}
-HEAVY = {"torch", "transformers", "huggingface_hub", "compressed_tensors", "accelerate", "safetensors"}
-TORCH_TWIN = "quantkit_kernels.torch_twin"  # torch's one place among the kernels; itself imported when chosen
+HEAVY = {"torch", "transformers", "huggingface_hub", "compressed_tensors", "accelerate", "safetensors", "triton"}
+TORCH_TWIN = "quantkit_kernels.torch_twin"  # torch's one place among the conversions; imported when chosen
+FORWARD = "quantkit_kernels.forward"  # torch tensors in and out; imported by what runs models
+ENGINES = ("quantkit_evals", "quantkit_serve", FORWARD)
+TRITON = "quantkit_kernels.forward.triton."
 
 
 def modules() -> dict[str, Path]:
@@ -95,8 +98,14 @@ def test_heavy_packages_are_imported_where_they_are_used(name: str) -> None:
     tops = {(target.partition(".")[0], outside) for target, outside in imported(name, MODULES[name], set(MODULES))}
     assert name == "quantkit.cli.console" or "rich" not in {top for top, _ in tops}
     eager = {top for top, outside in tops if outside} & HEAVY
-    assert not eager or name == TORCH_TWIN or name.startswith(("quantkit_evals", "quantkit_serve")), eager
-    assert (TORCH_TWIN, True) not in set(imported(name, MODULES[name], set(MODULES)))
+    assert not eager or name == TORCH_TWIN or name.startswith(ENGINES), eager
+    assert "triton" not in {top for top, _ in tops} or name.startswith(TRITON)
+    found = set(imported(name, MODULES[name], set(MODULES)))
+    assert (TORCH_TWIN, True) not in found
+    if not name.startswith(ENGINES):
+        assert not [target for target, outside in found if outside and target.startswith(FORWARD)]
+    if not name.startswith(TRITON[:-1]):
+        assert not [target for target, outside in found if outside and target.startswith(TRITON[:-1])]
 
 
 @pytest.mark.parametrize(

@@ -2,47 +2,21 @@
 //
 // The caller names it on every call (quantkit_kernels/native.py decides once), so the library has no state and a
 // test can run every level in one process.
+#include "environment.h"
 #include "quantkit_kernels.h"
 
-#if defined(__x86_64__) || defined(__i386__)
-#include <xmmintrin.h>
-#endif
-
 namespace {
-
-// Round to nearest, no flush to zero, whatever another library left in this thread's control register.
-class FloatEnvironment {
-#if defined(__x86_64__) || defined(__i386__)
-    unsigned saved_ = _mm_getcsr();
-
-public:
-    FloatEnvironment() { _mm_setcsr(0x1f80); }
-    ~FloatEnvironment() { _mm_setcsr(saved_); }
-#elif defined(__aarch64__)
-    uint64_t saved_;
-
-public:
-    FloatEnvironment() {
-        __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
-        __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t(0)) : "memory");
-    }
-    ~FloatEnvironment() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_) : "memory"); }
-#else
-public:
-    FloatEnvironment() {}
-    ~FloatEnvironment() {}
-#endif
-    FloatEnvironment(const FloatEnvironment&) = delete;
-    FloatEnvironment& operator=(const FloatEnvironment&) = delete;
-};
 
 bool processor_has(int isa) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_cpu_init();
-    if (isa == QK_AVX2) return __builtin_cpu_supports("avx2");
-    if (isa == QK_AVX512)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (isa == QK_AVX2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (isa == QK_AVX512) return has_avx512;
+    if (isa == QK_AVX512_BF16)
+        return has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") &&
+               __builtin_cpu_supports("avx512vnni");
 #endif
     return isa == QK_PORTABLE;
 }
@@ -52,6 +26,7 @@ const QkOps* ops_of(int isa) {
         case QK_PORTABLE: return qk_ops_portable();
         case QK_AVX2: return qk_ops_avx2();
         case QK_AVX512: return qk_ops_avx512();
+        case QK_AVX512_BF16: return qk_ops_avx512();  // conversions gain nothing from it
         default: return nullptr;
     }
 }
@@ -67,7 +42,7 @@ int with(int isa, const Call& call) {
 }  // namespace
 
 // Raised whenever a signature or struct of quantkit_kernels.h changes.
-QK_EXPORT int qk_abi_version() { return 3; }
+QK_EXPORT int qk_abi_version() { return 4; }
 
 // 1: built in and supported here. 0: not supported by this processor. -1: not in this build.
 QK_EXPORT int qk_isa_state(int isa) { return !ops_of(isa) ? -1 : processor_has(isa); }

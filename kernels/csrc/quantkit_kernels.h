@@ -15,7 +15,8 @@
 #endif
 
 enum { QK_OK = 0, QK_NAN_CODE = 1, QK_NON_FINITE = 2, QK_BAD_ARGUMENT = 3 };
-enum { QK_PORTABLE = 0, QK_AVX2 = 1, QK_AVX512 = 2, QK_NUM_ISA = 3 };
+// AVX2 includes FMA; AVX512_BF16 also means VNNI and VBMI (Zen 4, Sapphire Rapids and newer).
+enum { QK_PORTABLE = 0, QK_AVX2 = 1, QK_AVX512 = 2, QK_AVX512_BF16 = 3, QK_NUM_ISA = 4 };
 
 // An FP8 weight, or a tile of its rows that starts at row `row_offset` of the whole weight.
 struct QkFp8 {

@@ -1,38 +1,23 @@
-"""The native backend: C++17 in ``kernels/csrc`` behind a C ABI, loaded through ctypes.
+"""The native backend of the conversions, ``cpu``; library.py says how the library is built and chosen.
 
-Why ctypes and not nanobind or pybind11: the operations take pointers, strides and sizes, nothing else. A C ABI
-needs no Python and no torch headers to build, one binary serves every Python version, ctypes releases the GIL for
-the whole call by itself, and a package without the binary still imports. What a binding generator would check,
-``arrays.py`` checks once for all backends.
-
-The library holds portable, AVX2 and AVX-512 code; the best level that the processor has is used, or the one that
-``QUANTKIT_CPU_ISA=portable|avx2|avx512`` names. All levels give the same bits.
+All levels of instructions give the same bits.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-from ctypes import POINTER, byref, c_int, c_int32, c_int64, c_void_p
-from pathlib import Path
+from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import NanCodeError, NonFiniteError
+from .library import Library
 from .search import Method
 from .types import F32, I32, U8, U16, Int4Weight, empty_int4
 
-ENV_ISA = "QUANTKIT_CPU_ISA"
-ISA_LEVELS = ("portable", "avx2", "avx512")  # the numbers of quantkit_kernels.h
-ABI_VERSION = 3
-LIBRARY_PATTERN = "libquantkit_kernels*"
 _NAN_CODE, _NON_FINITE = 1, 2
-
-
-class NativeMissing(Exception):
-    """The native library cannot be used; the message says why."""
 
 
 class _Fp8(ctypes.Structure):
@@ -83,29 +68,15 @@ class Native:
 
     name = "cpu"
 
-    def __init__(self, library: ctypes.CDLL, path: Path, isa: str, isa_available: tuple[str, ...]) -> None:
-        self.library, self.isa, self.isa_available = path.name, isa, isa_available
-        self._lib, self._level = library, ISA_LEVELS.index(isa)
+    def __init__(self, library: Library) -> None:
+        library.declare(_SIGNATURES)
+        self._library = library
+        self.library, self.isa, self.isa_available = library.name, library.isa, library.isa_available
 
     @classmethod
     def load(cls, isa: str | None = None) -> Native:
-        """The library in this package, at level ``isa`` (default: QUANTKIT_CPU_ISA, else the best there is).
-
-        Raises:
-            NativeMissing: not built, cannot be loaded, or of another version.
-            ValueError: the level is unknown, or this processor or build does not have it.
-        """
-        path = _library_path()
-        library = _open(path)
-        states = {name: int(library.qk_isa_state(level)) for level, name in enumerate(ISA_LEVELS)}
-        available = tuple(name for name, state in states.items() if state == 1)
-        forced = isa or os.environ.get(ENV_ISA) or available[-1]
-        if forced not in ISA_LEVELS:
-            raise ValueError(f"{ENV_ISA}={forced!r} is not a level; accepted: {', '.join(ISA_LEVELS)}")
-        if forced not in available:
-            why = "this build does not hold it" if states[forced] < 0 else "this processor does not have it"
-            raise ValueError(f"{ENV_ISA}={forced}: {why}; available: {', '.join(available)}")
-        return cls(library, path, forced, available)
+        """See ``Library.load``."""
+        return cls(Library.load(isa))
 
     def fp8_to_float32(self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int) -> F32:
         out = np.empty(codes.shape, np.float32)
@@ -163,7 +134,7 @@ class Native:
         """Runs ``function``; ``row_offset`` None means that it cannot find a bad number."""
         where = (c_int64 * 2)()
         tail = () if row_offset is None else (where,)
-        status = getattr(self._lib, function)(self._level, *args, *tail)
+        status = self._library.call(function, *args, *tail)
         if status:
             _refuse(function, status, (row_offset or 0) + where[0], where[1])
 
@@ -174,30 +145,6 @@ def _refuse(function: str, status: int, row: int, column: int) -> NoReturn:
     if status == _NON_FINITE:
         raise NonFiniteError(row, column)
     raise RuntimeError(f"{function} returned {status}: a bug in quantkit_kernels, please report it")
-
-
-def _library_path() -> Path:
-    found = sorted(Path(__file__).parent.glob(LIBRARY_PATTERN))
-    if not found:
-        raise NativeMissing("the native library was not built (no C++ compiler when the package was installed?)")
-    return found[0]
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    """The library with its signatures set, checked to be of our version."""
-    try:
-        library = ctypes.CDLL(str(path))
-        library.qk_abi_version.argtypes, library.qk_abi_version.restype = [], c_int
-        version = library.qk_abi_version()
-        if version != ABI_VERSION:
-            raise NativeMissing(f"{path.name} is of ABI {version}, not {ABI_VERSION}; reinstall quantkit")
-        library.qk_isa_state.argtypes, library.qk_isa_state.restype = [c_int], c_int
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = [c_int, *arguments], c_int
-    except (OSError, AttributeError) as error:
-        raise NativeMissing(f"{path.name} cannot be loaded ({error})") from error
-    return library
 
 
 def _at(array: NDArray[Any]) -> int:

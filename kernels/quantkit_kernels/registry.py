@@ -53,7 +53,7 @@ class BackendInfo:
 
     Attributes:
         name: ``cpu`` (native) or ``torch`` (twin).
-        isa: instruction set of the native code (``portable``, ``avx2``, ``avx512``), None for the twin.
+        isa: instruction set of the native code (``library.ISA_LEVELS``), None for the twin.
         isa_available: what this processor and this build can run.
         forced: value of QUANTKIT_KERNELS, None if unset.
         why_not_cpu: why the native code is off, None if it is in use.
@@ -111,7 +111,8 @@ def _choose(forced: str | None) -> tuple[Backend, BackendInfo]:
     if forced == "torch":
         why = f"{ENV_BACKEND}=torch"
         return TorchTwin(), BackendInfo("torch", None, (), forced, why, None)
-    from .native import Native, NativeMissing
+    from .library import NativeMissing
+    from .native import Native
 
     try:
         native = Native.load()

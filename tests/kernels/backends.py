@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quantkit_kernels.native import Native, NativeMissing
+from quantkit_kernels.library import NativeMissing
+from quantkit_kernels.native import Native
 from quantkit_kernels.registry import Backend
 from quantkit_kernels.torch_twin import TorchTwin
 

@@ -45,7 +45,7 @@ def run(code: str, where: Path = PACKAGE.parent, **settings: str) -> subprocess.
 
 
 def copy_without_library(to: Path) -> Path:
-    shutil.copytree(PACKAGE, to / "quantkit_kernels", ignore=shutil.ignore_patterns("lib*", "__pycache__"))
+    shutil.copytree(PACKAGE, to / "quantkit_kernels", ignore=shutil.ignore_patterns("libquantkit*", "__pycache__"))
     return to
 
 
@@ -89,7 +89,10 @@ def test_a_broken_library_is_explained(tmp_path: Path, content: bytes) -> None:
     ("settings", "message"),
     [
         ({"QUANTKIT_KERNELS": "cuda"}, "QUANTKIT_KERNELS='cuda' is not a backend; accepted: cpu, torch"),
-        ({"QUANTKIT_CPU_ISA": "sse9"}, "QUANTKIT_CPU_ISA='sse9' is not a level; accepted: portable, avx2, avx512"),
+        (
+            {"QUANTKIT_CPU_ISA": "sse9"},
+            "QUANTKIT_CPU_ISA='sse9' is not a level; accepted: portable, avx2, avx512, avx512_bf16",
+        ),
     ],
 )
 def test_unknown_settings_are_refused(settings: dict[str, str], message: str) -> None:

@@ -1,0 +1,77 @@
+"""Checks of tensor arguments, once for all backends: a TypeError or ValueError that names the argument.
+
+A backend may rely on what is checked here and is never handed anything else: a wrong argument can't crash it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def tensor(name: str, value: Tensor, *dtypes: torch.dtype, dims: int | None = None) -> Tensor:
+    """``value``, if it is a dense tensor of one of ``dtypes`` with ``dims`` dimensions."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        accepted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name} must be {accepted}, got {str(value.dtype).removeprefix('torch.')}")
+    if value.layout != torch.strided or value.is_quantized:
+        raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
+    if dims is not None and value.dim() != dims:
+        raise ValueError(f"{name} must have {dims} dimensions, got shape {list(value.shape)}")
+    if value.numel() and value.data_ptr() % value.element_size():
+        raise ValueError(f"{name} is not aligned to its elements of {value.element_size()} bytes")
+    return value
+
+
+def matrix(name: str, value: Tensor, *dtypes: torch.dtype) -> Tensor:
+    """``value``, if it is two-dimensional with contiguous rows; any row stride."""
+    tensor(name, value, *dtypes, dims=2)
+    if value.shape[1] > 1 and value.stride(1) != 1:
+        raise ValueError(f"{name} must have contiguous rows, got strides {list(value.stride())}")
+    return value
+
+
+def shape(name: str, value: Tensor, *expected: int | None) -> Tensor:
+    """``value``, if its shape is ``expected``; None stands for any size."""
+    fits = len(expected) == value.dim() and all(e in (None, n) for e, n in zip(expected, value.shape, strict=True))
+    if not fits:
+        wanted = ", ".join("any" if e is None else str(e) for e in expected)
+        raise ValueError(f"{name} must be of shape [{wanted}], got {list(value.shape)}")
+    return value
+
+
+def same_device(name: str, value: Tensor, other: Tensor) -> None:
+    if value.device != other.device:
+        raise ValueError(f"{name} is on {value.device}, expected on {other.device}")
+
+
+def output(
+    name: str, out: Tensor | None, like: Tensor, size: tuple[int, ...], *inputs: tuple[str, Tensor]
+) -> Tensor:
+    """``out`` if it fits and overlaps none of ``inputs``; a new contiguous tensor of ``like``'s dtype without."""
+    if out is None:
+        return like.new_empty(size)
+    tensor(name, out, like.dtype)
+    shape(name, out, *size)
+    same_device(name, out, like)
+    if not out.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {list(out.stride())}")
+    for other_name, other in inputs:
+        if _overlap(out, other):
+            raise ValueError(f"{name} shares memory with {other_name}")
+    return out
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether the address ranges meet; tensors that interleave count as overlapping."""
+    if not a.numel() or not b.numel():
+        return False
+    (a_first, a_last), (b_first, b_last) = _range(a), _range(b)
+    return a.device == b.device and a_first < b_last and b_first < a_last
+
+
+def _range(value: Tensor) -> tuple[int, int]:
+    reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()

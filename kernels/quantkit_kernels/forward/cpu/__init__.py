@@ -1,0 +1,1 @@
+"""Bindings of the native operations in kernels/csrc; arguments were checked by the callers."""

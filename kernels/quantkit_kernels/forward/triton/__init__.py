@@ -1,0 +1,1 @@
+"""Triton kernels for NVIDIA GPUs from sm_90; ``TRITON_INTERPRET=1`` runs them without one."""

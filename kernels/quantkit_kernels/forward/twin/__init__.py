@@ -1,0 +1,1 @@
+"""Reference implementations in plain torch: the specification of every operation, in float32 arithmetic."""

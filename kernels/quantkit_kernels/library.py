@@ -1,0 +1,98 @@
+"""The native library: C++17 in ``kernels/csrc`` behind a C ABI, loaded through ctypes.
+
+Why ctypes and not nanobind or pybind11: the operations take pointers, strides and sizes, nothing else. A C ABI
+needs no Python and no torch headers to build, one binary serves every Python version, ctypes releases the GIL for
+the whole call by itself, and a package without the binary still imports. What a binding generator would check,
+``arrays.py`` and ``forward/check.py`` check once for all backends.
+
+The library holds portable, AVX2, AVX-512 and AVX-512 BF16 code; the best level that the processor has is used, or
+the one that ``QUANTKIT_CPU_ISA=portable|avx2|avx512|avx512_bf16`` names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from ctypes import c_int
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ENV_ISA = "QUANTKIT_CPU_ISA"
+ISA_LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # the numbers of quantkit_kernels.h
+ABI_VERSION = 4
+LIBRARY_PATTERN = "libquantkit_kernels*"
+
+
+class NativeMissing(Exception):
+    """The native library cannot be used; the message says why."""
+
+
+class Library:
+    """The library at one level of instructions.
+
+    Attributes:
+        name: file name.
+        isa: the level in use; ``level`` its number.
+        isa_available: what this processor and this build can run.
+    """
+
+    def __init__(self, handle: ctypes.CDLL, name: str, isa: str, isa_available: tuple[str, ...]) -> None:
+        self.handle, self.name, self.isa, self.isa_available = handle, name, isa, isa_available
+        self.level = ISA_LEVELS.index(isa)
+
+    @classmethod
+    def load(cls, isa: str | None = None) -> Library:
+        """The library in this package, at level ``isa`` (default: QUANTKIT_CPU_ISA, else the best there is).
+
+        Raises:
+            NativeMissing: not built, cannot be loaded, or of another version.
+            ValueError: the level is unknown, or this processor or build does not have it.
+        """
+        handle, name = _open()
+        states = {level: int(handle.qk_isa_state(number)) for number, level in enumerate(ISA_LEVELS)}
+        available = tuple(level for level, state in states.items() if state == 1)
+        forced = isa or os.environ.get(ENV_ISA) or available[-1]
+        if forced not in ISA_LEVELS:
+            raise ValueError(f"{ENV_ISA}={forced!r} is not a level; accepted: {', '.join(ISA_LEVELS)}")
+        if forced not in available:
+            why = "this build does not hold it" if states[forced] < 0 else "this processor does not have it"
+            raise ValueError(f"{ENV_ISA}={forced}: {why}; available: {', '.join(available)}")
+        return cls(handle, name, forced, available)
+
+    def declare(self, signatures: Mapping[str, Sequence[Any]]) -> None:
+        """Set the argument types of functions that return an int; the first argument is the level, left out here.
+
+        Raises:
+            NativeMissing: the library lacks one of them.
+        """
+        try:
+            for name, arguments in signatures.items():
+                function = getattr(self.handle, name)
+                function.argtypes, function.restype = [c_int, *arguments], c_int
+        except AttributeError as error:
+            raise NativeMissing(f"{self.name} cannot be used ({error}); reinstall quantkit") from error
+
+    def call(self, function: str, *args: Any) -> int:
+        """Run ``function`` at this level, without the GIL; its status."""
+        return int(getattr(self.handle, function)(self.level, *args))
+
+
+@cache
+def _open() -> tuple[ctypes.CDLL, str]:
+    """The library, checked to be of our version."""
+    found = sorted(Path(__file__).parent.glob(LIBRARY_PATTERN))
+    if not found:
+        raise NativeMissing("the native library was not built (no C++ compiler when the package was installed?)")
+    path = found[0]
+    try:
+        handle = ctypes.CDLL(str(path))
+        handle.qk_abi_version.argtypes, handle.qk_abi_version.restype = [], c_int
+        version = handle.qk_abi_version()
+        if version != ABI_VERSION:
+            raise NativeMissing(f"{path.name} is of ABI {version}, not {ABI_VERSION}; reinstall quantkit")
+        handle.qk_isa_state.argtypes, handle.qk_isa_state.restype = [c_int], c_int
+    except (OSError, AttributeError) as error:
+        raise NativeMissing(f"{path.name} cannot be loaded ({error})") from error
+    return handle, path.name

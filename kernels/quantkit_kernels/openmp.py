@@ -1,0 +1,51 @@
+"""The OpenMP runtime that torch brought into this process, lent to the native library.
+
+A second runtime would keep threads of its own that spin on the cores torch's threads need; runtime.h says how the
+library uses this one. Without a runtime the operations run in the calling thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from ctypes import c_void_p
+from functools import cache
+from pathlib import Path
+
+from .library import Library
+
+_RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.(so[.\d]*|dylib)$")
+
+
+@cache
+def runtime_path() -> str | None:
+    """Path of the runtime that is loaded (Linux), else of the one in torch's package; None without one."""
+    import torch
+
+    folder = Path(torch.__file__).parent
+    maps = Path("/proc/self/maps")
+    loaded = maps.read_text().split() if maps.exists() else []
+    shipped = [str(path) for path in sorted((folder / "lib").glob("lib*omp*"))]
+    candidates = [path for path in (*loaded, *shipped) if _RUNTIME.search(path)]
+    return next(iter(candidates), None)
+
+
+def lend(library: Library) -> str | None:
+    """Hand the runtime's entry points to the library.
+
+    Returns:
+        Path of the runtime; None without one (then everything runs in one thread).
+    """
+    path = runtime_path()
+    if path is None:
+        return None
+    try:
+        runtime = ctypes.CDLL(path)
+        parallel = ctypes.cast(runtime.GOMP_parallel, c_void_p)
+        number = ctypes.cast(runtime.omp_get_thread_num, c_void_p)
+    except (OSError, AttributeError):
+        return None
+    function = library.handle.qk_set_openmp
+    function.argtypes, function.restype = [c_void_p, c_void_p], None
+    function(parallel, number)
+    return path
