@@ -10,6 +10,7 @@ import ctypes
 import re
 from ctypes import c_void_p
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from .library import Library
@@ -20,14 +21,20 @@ _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.(so[.\d]*|dylib)$")
 @cache
 def runtime_path() -> str | None:
     """Path of the runtime that is loaded (Linux), else of the one in torch's package; None without one."""
-    import torch
+    import torch  # noqa: F401 - brings its runtime along
 
-    folder = Path(torch.__file__).parent
     maps = Path("/proc/self/maps")
     loaded = maps.read_text().split() if maps.exists() else []
-    shipped = [str(path) for path in sorted((folder / "lib").glob("lib*omp*"))]
-    candidates = [path for path in (*loaded, *shipped) if _RUNTIME.search(path)]
+    candidates = [path for path in (*loaded, *map(str, shipped_runtimes())) if _RUNTIME.search(path)]
     return next(iter(candidates), None)
+
+
+def shipped_runtimes() -> list[Path]:
+    """The runtimes in torch's package, which is looked for but not imported."""
+    spec = find_spec("torch")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    found = [path for folder in folders for path in sorted((Path(folder) / "lib").glob("lib*omp*"))]
+    return [path for path in found if _RUNTIME.search(str(path))]
 
 
 def lend(library: Library) -> str | None:

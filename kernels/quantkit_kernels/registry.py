@@ -1,7 +1,9 @@
 """Which implementation runs: explicit, explained, forcible.
 
-``QUANTKIT_KERNELS=torch|cpu`` forces a backend; without it the native one is used where it was built, else the
-torch twin, with one warning that says why. The choice is made at the first operation and kept.
+``QUANTKIT_KERNELS=torch|cpu|triton`` forces a backend; without it conversions run natively where that was built,
+else in the torch twin, with one warning that says why. Triton converts only when it is forced:
+reading, hashing and writing bound a conversion, not the arithmetic. The choice is made at the first operation and
+kept.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import os
 import threading
 import warnings
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from .search import Method
 from .types import F32, I32, U8, U16, Int4Weight
 
 ENV_BACKEND = "QUANTKIT_KERNELS"
-NAMES = ("cpu", "torch")
+NAMES = ("cpu", "torch", "triton")
 
 
 class Backend(Protocol):
@@ -52,8 +55,8 @@ class BackendInfo:
     """The backend in use.
 
     Attributes:
-        name: ``cpu`` (native) or ``torch`` (twin).
-        isa: instruction set of the native code (``library.ISA_LEVELS``), None for the twin.
+        name: ``cpu`` (native), ``torch`` (twin) or ``triton``.
+        isa: instruction set of the native code (``library.ISA_LEVELS``), None for the others.
         isa_available: what this processor and this build can run.
         forced: value of QUANTKIT_KERNELS, None if unset.
         why_not_cpu: why the native code is off, None if it is in use.
@@ -87,11 +90,17 @@ def backend() -> BackendInfo:
 
 
 def describe() -> dict[str, Any]:
-    """``backend()`` as a plain dict, for ``quantkit env``; a wrong setting is reported under ``problem``."""
+    """``backend()`` as a plain dict with every backend under ``backends``, for ``quantkit env``.
+
+    A wrong setting is reported under ``problem``.
+    """
+    from .backends import describe_backends
+
     try:
-        return asdict(backend())
+        chosen = asdict(backend())
     except ValueError as error:
-        return {"name": None, "forced": os.environ.get(ENV_BACKEND), "problem": str(error)}
+        chosen = {"name": None, "forced": os.environ.get(ENV_BACKEND), "problem": str(error)}
+    return chosen | {"backends": describe_backends()}
 
 
 def _choice() -> tuple[Backend, BackendInfo]:
@@ -111,6 +120,8 @@ def _choose(forced: str | None) -> tuple[Backend, BackendInfo]:
     if forced == "torch":
         why = f"{ENV_BACKEND}=torch"
         return TorchTwin(), BackendInfo("torch", None, (), forced, why, None)
+    if forced == "triton":
+        return _triton(), BackendInfo("triton", None, (), forced, f"{ENV_BACKEND}=triton", None)
     from .library import NativeMissing
     from .native import Native
 
@@ -126,3 +137,14 @@ def _choose(forced: str | None) -> tuple[Backend, BackendInfo]:
         )
         return TorchTwin(), BackendInfo("torch", None, (), forced, str(missing), None)
     return native, BackendInfo("cpu", native.isa, native.isa_available, forced, None, native.library)
+
+
+def _triton() -> Backend:
+    from .backends import why_not_triton
+
+    missing = why_not_triton()
+    if missing is not None:
+        raise ValueError(f"{ENV_BACKEND}=triton, but {missing}")
+    module = import_module(".forward.triton.conversion", __package__)  # by name: only there may triton be imported
+    chosen: Backend = module.TritonBackend()
+    return chosen

@@ -19,13 +19,13 @@ PACKAGES = (
     "transformers", "compressed-tensors",
 )  # fmt: skip
 SETTINGS = (
-    "QUANTKIT_KERNELS", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_ENABLE_HF_TRANSFER",
-    "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NO_COLOR",
+    "QUANTKIT_KERNELS", "QUANTKIT_CPU_ISA", "TRITON_INTERPRET", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT",
+    "HF_HUB_OFFLINE", "HF_HUB_ENABLE_HF_TRANSFER", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NO_COLOR",
 )  # fmt: skip
 # What the native kernels ask for, as /proc/cpuinfo spells it (x86, then Arm).
 _CPU_FLAGS = (
-    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16", "i8mm",
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx512_vnni",
+    "avx512_bf16", "avx512_fp16", "sha_ni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16", "i8mm",
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def _kernels() -> dict[str, Any]:
 
         return dict(quantkit_kernels.describe())
     except Exception as error:  # a bug report is wanted most when the kernels don't load
-        return {"backend": None, "error": f"{type(error).__name__}: {error}"}
+        return {"name": None, "problem": f"{type(error).__name__}: {error}"}
 
 
 def _cpu() -> dict[str, Any]:

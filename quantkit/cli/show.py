@@ -26,7 +26,7 @@ def environment(report: Mapping[str, Any]) -> Iterator[Block]:
     yield f"python     {report['python']['version']} ({report['python']['executable']})"
     yield f"platform   {report['platform']}"
     yield "packages   " + ", ".join(f"{n} {v or '(absent)'}" for n, v in report["packages"].items())
-    yield "kernels    " + ", ".join(f"{k}={_short(v)}" for k, v in report["kernels"].items())
+    yield from _kernels(report["kernels"])
     cpu = report["cpu"]
     yield f"cpu        {cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable"
     yield f"           {' '.join(cpu['features']) or 'no known features'}"
@@ -36,6 +36,17 @@ def environment(report: Mapping[str, Any]) -> Iterator[Block]:
     yield f"disk       {format_bytes(report['disk']['free_bytes'])} free in {report['disk']['path']}"
     yield f"hub        cache {report['hub']['cache']}, {'a' if report['hub']['token'] else 'no'} token"
     yield "settings   " + (", ".join(f"{k}={v}" for k, v in report["settings"].items()) or "none")
+
+
+def _kernels(kernels: Mapping[str, Any]) -> Iterator[str]:
+    """Which backend converts, then each there is and why one is off."""
+    problem = kernels.get("problem")
+    forced = f", forced by QUANTKIT_KERNELS={kernels['forced']}" if kernels.get("forced") else ""
+    yield f"kernels    {problem}" if problem else f"kernels    {kernels['name']} in use{forced}"
+    for name, found in kernels.get("backends", {}).items():
+        facts = {k: v for k, v in found.items() if k != "why_not" and v not in (None, [])}
+        said = [f"off: {found['why_not']}"] if found["why_not"] else []
+        yield f"  {name:8} " + ", ".join([*said, *(f"{k} {_short(v)}" for k, v in facts.items())])
 
 
 def _short(value: Any) -> str:

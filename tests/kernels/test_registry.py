@@ -88,7 +88,7 @@ def test_a_broken_library_is_explained(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"QUANTKIT_KERNELS": "cuda"}, "QUANTKIT_KERNELS='cuda' is not a backend; accepted: cpu, torch"),
+        ({"QUANTKIT_KERNELS": "cuda"}, "QUANTKIT_KERNELS='cuda' is not a backend; accepted: cpu, torch, triton"),
         (
             {"QUANTKIT_CPU_ISA": "sse9"},
             "QUANTKIT_CPU_ISA='sse9' is not a level; accepted: portable, avx2, avx512, avx512_bf16",
@@ -101,6 +101,25 @@ def test_unknown_settings_are_refused(settings: dict[str, str], message: str) ->
     done = run("import quantkit_kernels as k; print(k.describe()['problem']); k.backend()", **settings)
     assert message in done.stdout
     assert done.returncode == 1 and done.stderr.strip().splitlines()[-1] == f"ValueError: {message}"
+
+
+def test_triton_forced_where_it_is_missing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "triton.py").write_text("raise ImportError('imported')")  # installed, but there is no device
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "QUANTKIT_KERNELS": "triton", "TRITON_INTERPRET": "0"}
+    done = run(f"import sys; sys.path.append({str(tmp_path)!r})\n{CHOOSE}", **hidden)
+    why = "QUANTKIT_KERNELS=triton, but no CUDA device was found"
+    assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith(f"ValueError: {why}")
+
+
+@needs_native
+def test_backends_are_described_without_torch() -> None:
+    code = "import json, sys, quantkit_kernels as k; print(json.dumps([k.describe(), 'torch' in sys.modules]))"
+    found, has_torch = json.loads(run(code).stdout)
+    cpu = found["backends"]["cpu"]
+    assert not has_torch and cpu["why_not"] is None
+    assert cpu["levels"] == list(native_levels()) and cpu["level"] == cpu["levels"][-1]
+    assert cpu["openmp"] is None or "/" not in cpu["openmp"]
+    assert cpu["threads"] == 1  # OMP_NUM_THREADS of ``run``
 
 
 def test_native_forced_where_it_is_missing_is_an_error(tmp_path: Path) -> None:

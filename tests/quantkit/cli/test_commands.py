@@ -122,6 +122,15 @@ def test_env(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kernels" in text and "hf_secret" not in text + json.dumps(found)
 
 
+def test_env_shows_every_backend_and_why_one_is_off(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit_kernels.backends.why_not_triton", lambda: "there is no such card")
+    backends = document(run, "env")["kernels"]["backends"]
+    assert list(backends) == ["torch", "cpu", "triton"]
+    assert backends["torch"]["why_not"] is None and backends["torch"]["version"]
+    assert backends["cpu"]["why_not"] or backends["cpu"]["level"] in backends["cpu"]["levels"]
+    assert "triton   off: there is no such card" in run("env").out
+
+
 def test_env_tells_of_kernels_that_do_not_load(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import quantkit_kernels
 
@@ -129,7 +138,7 @@ def test_env_tells_of_kernels_that_do_not_load(run: Run, monkeypatch: pytest.Mon
         raise OSError("libquantkit_kernels.so: wrong ELF class")
 
     monkeypatch.setattr(quantkit_kernels, "describe", broken)
-    assert "wrong ELF class" in document(run, "env")["kernels"]["error"]
+    assert "wrong ELF class" in document(run, "env")["kernels"]["problem"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
