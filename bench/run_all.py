@@ -13,7 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = ("bench_plan", "bench_convert", "bench_quality", "bench_engines", "bench_gptq", "bench_kernels")
+SCRIPTS = (
+    "bench_plan", "bench_convert", "bench_quality", "bench_engines", "bench_few_tokens", "bench_gptq",
+    "bench_calibrated", "bench_kernels",
+)  # fmt: skip
 HERE = Path(__file__).resolve().parent
 
 
