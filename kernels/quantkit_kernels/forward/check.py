@@ -68,10 +68,11 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     """Whether the address ranges meet; tensors that interleave count as overlapping."""
     if not a.numel() or not b.numel():
         return False
-    (a_first, a_last), (b_first, b_last) = _range(a), _range(b)
+    (a_first, a_last), (b_first, b_last) = address_range(a), address_range(b)
     return a.device == b.device and a_first < b_last and b_first < a_last
 
 
-def _range(value: Tensor) -> tuple[int, int]:
+def address_range(value: Tensor) -> tuple[int, int]:
+    """The first address of ``value`` and one past its last."""
     reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
     return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()

@@ -146,6 +146,12 @@ class Experts(Generic[Weight]):
         return self.gate[0].in_features
 
     @cached_property
+    def ranges(self) -> Tensor:
+        """int64 ``[E * 6, 2]`` in host memory: first and one past the last address of every tensor."""
+        parts = [part for e in zip(self.gate, self.up, self.down, strict=True) for w in e for part in _parts(w)]
+        return torch.tensor([check.address_range(part) for part in parts], dtype=torch.int64)
+
+    @cached_property
     def pointers(self) -> Tensor:
         """int64 ``[E, 6]`` on the weights' device: addresses of gate, its scale, up and its, down and its."""
         rows = [
