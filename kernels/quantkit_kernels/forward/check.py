@@ -64,6 +64,12 @@ def output(
     return out
 
 
+def disjoint(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """``value``, which is written, shares no memory with ``other``."""
+    if _overlap(value, other):
+        raise ValueError(f"{name} shares memory with {other_name}")
+
+
 def _overlap(a: Tensor, b: Tensor) -> bool:
     """Whether the address ranges meet; tensors that interleave count as overlapping."""
     if not a.numel() or not b.numel():
