@@ -16,10 +16,10 @@ extern "C" void qk_parallel(int threads, QkTask task, void* context);
 
 namespace {
 
-// Calls step(i) for every i in [0, count), in chunks that idle threads take; who gets which is not determined, so a
-// result must not depend on it.
+// Calls step(i, thread) for every i in [0, count), in chunks that idle threads take, thread < threads; who gets which
+// is not determined, so a result must not depend on it.
 template <class Step>
-inline void qk_for_each(int threads, int64_t count, int64_t chunk, const Step& step) {
+inline void qk_for_each_on(int threads, int64_t count, int64_t chunk, const Step& step) {
     struct Shared {
         const Step& step;
         int64_t count, chunk, next;
@@ -28,16 +28,22 @@ inline void qk_for_each(int threads, int64_t count, int64_t chunk, const Step& s
     const int wanted = int(chunks < threads ? chunks : threads);
     qk_parallel(
         wanted < 1 ? 1 : wanted,
-        [](void* context, int) {
+        [](void* context, int thread) {
             Shared& s = *static_cast<Shared*>(context);
             for (;;) {
                 const int64_t first = __atomic_fetch_add(&s.next, s.chunk, __ATOMIC_RELAXED);
                 if (first >= s.count) return;
                 const int64_t last = first + s.chunk < s.count ? first + s.chunk : s.count;
-                for (int64_t i = first; i < last; ++i) s.step(i);
+                for (int64_t i = first; i < last; ++i) s.step(i, thread);
             }
         },
         &shared);
+}
+
+// The same for steps that need no memory of their thread's.
+template <class Step>
+inline void qk_for_each(int threads, int64_t count, int64_t chunk, const Step& step) {
+    qk_for_each_on(threads, count, chunk, [&](int64_t i, int) { step(i); });
 }
 
 }  // namespace

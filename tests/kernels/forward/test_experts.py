@@ -136,6 +136,24 @@ def test_large_gates(each_implementation: str) -> None:
     check("fp8", activations(8, 5, 256) * 64, ids, weights, layer)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_bits_for_a_token_alone_and_any_threads(each_level: str, kind: str) -> None:
+    layer = experts(kind, 9, 4, 416, 160)
+    hidden = activations(9, 70, 416)
+    ids, weights = routing(9, 70, 2, 4)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        whole = run(kind, hidden, ids, weights, layer)
+        torch.set_num_threads(2)
+        assert torch.equal(run(kind, hidden, ids, weights, layer), whole)
+        for n in (1, 2, 9):
+            part = slice(20, 20 + n)
+            assert torch.equal(run(kind, hidden[part], ids[part], weights[part], layer), whole[part])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_wrong_arguments_are_named() -> None:
     layer = experts("int4", 10, 4, 64, 32)
     hidden = activations(1, 3, 64)

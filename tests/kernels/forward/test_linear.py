@@ -153,6 +153,22 @@ def test_large_and_small_numbers(each_implementation: str) -> None:
             check(x, weight)
 
 
+@pytest.mark.parametrize("make", [lambda: int4(1, 131, 1408, 32), lambda: fp8(1, 131, 1400)])
+def test_same_bits_for_a_row_alone_and_any_threads(each_level: str, make) -> None:  # type: ignore[no-untyped-def]
+    weight = make()
+    x = activations(7, 141, weight.in_features)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        whole = run(x, weight)
+        torch.set_num_threads(2)
+        assert torch.equal(run(x, weight), whole)
+        for rows in (1, 2, 3, 4, 5, 8, 40):
+            assert torch.equal(run(x[50 : 50 + rows], weight), whole[50 : 50 + rows]), rows
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_wrong_arguments_are_named() -> None:
     weight, x = int4(1, 8, 64, 32), activations(1, 3, 64)
     bad_outs = (

@@ -1,0 +1,65 @@
+// C ABI of linears and experts over stored weights, called by quantkit_kernels/forward/cpu/{linear,experts}.py.
+//
+// The caller has checked shapes, strides, alignment, that nothing overlaps, and that expert ids are in range. Row
+// strides are in elements, columns contiguous. A function uses up to `threads` threads and returns QK_OK or
+// QK_NO_MEMORY. A row gets the same bits whatever other rows there are and for any number of threads.
+#ifndef QK_MATMUL_H
+#define QK_MATMUL_H
+
+#include "quantkit_kernels.h"
+
+enum { QK_NO_MEMORY = 4 };
+
+// How weights are stored: group INT4 (scales bf16 [rows, columns / block_columns], block_rows 1), or e4m3 (scales
+// float32 [ceil(rows / block_rows), ceil(columns / block_columns)]).
+struct QkFormat {
+    int64_t is_int4;
+    int64_t block_rows, block_columns;
+};
+
+// out = x W^T.
+struct QkLinear {
+    QkFormat format;
+    const void* codes;  // uint32 words of eight nibbles, or e4m3
+    int64_t stride;
+    const void* scale;
+    int64_t scale_stride;
+    int64_t outputs, inputs;
+    const uint16_t* x;  // bf16 [rows, inputs]
+    int64_t x_stride, rows;
+    uint16_t* out;  // bf16 [rows, outputs], contiguous
+};
+
+// out[t] = sum over k of weights[t, k] * down(bf16(silu(gate(x)) * up(x))) of expert ids[t, k]; id -1: none.
+struct QkExperts {
+    QkFormat format;
+    const int64_t* pointers;  // [experts, 6]: gate, its scale, up, its scale, down, its scale
+    const int64_t* strides;   // [experts, 6]
+    int64_t experts, hidden, inner;
+    const uint16_t* x;  // bf16 [tokens, hidden]
+    int64_t x_stride, tokens, top;
+    const int32_t* ids;    // [tokens, top], contiguous
+    const float* weights;  // [tokens, top], contiguous
+    uint16_t* out;         // bf16 [tokens, hidden], contiguous
+};
+
+// Which tokens an expert has, by expert: pairs (token * top + k) ascending, those of experts that have any.
+struct QkRouting {
+    int64_t active;
+    const int32_t* expert;  // [active], ascending
+    const int32_t* first;   // [active + 1], into pairs
+    const int32_t* pairs;
+};
+
+struct QkMatmulOps {
+    int (*linear)(const QkLinear*, int threads);
+    int (*experts)(const QkExperts*, const QkRouting*, int threads);
+};
+
+// Null where this build does not hold the instruction set.
+extern "C" const QkMatmulOps* qk_matmul_portable();
+extern "C" const QkMatmulOps* qk_matmul_avx2();
+extern "C" const QkMatmulOps* qk_matmul_avx512();
+extern "C" const QkMatmulOps* qk_matmul_avx512_bf16();
+
+#endif
