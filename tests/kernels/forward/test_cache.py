@@ -17,7 +17,7 @@ from quantkit_kernels.forward.pages import GqaLayout, IndexLayout, MlaLayout
 
 from . import paged
 
-pytestmark = pytest.mark.usefixtures("each_paged")
+pytestmark = pytest.mark.usefixtures("each_implementation")
 LAYOUTS = [
     GqaLayout(16, 2, 128), GqaLayout(3, 1, 7),
     GqaLayout(5, 3, 67, "bf16"), GqaLayout(4, 1, 1), GqaLayout(7, 2,
