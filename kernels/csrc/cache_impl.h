@@ -62,7 +62,8 @@ void read(const QkPart& part, const uint8_t* page, int64_t offset, uint16_t* out
             continue;
         }
         float scale;
-        memcpy(&scale, page + part.scale_start + g * part.scale_group_stride + offset * part.scale_token_stride, 4);
+        const int64_t scale_at = part.scale_start + g * part.scale_group_stride + offset * part.scale_token_stride;
+        memcpy(&scale, page + scale_at, 4);
         vectors(part.columns, [&](int64_t i, int lanes) QK_LAMBDA {
             const vf x = decode_e4m3_or_nan(load_some<vb>(from + i, lanes)) * splat(scale);
             store_some(out + i, to_halves(bf16_of(x)), lanes);

@@ -17,11 +17,11 @@ bool match(const QkTags& call, int64_t r, int64_t n) {
         const __mmask8 used = n - i >= 8 ? __mmask8(0xff) : __mmask8((1u << (n - i)) - 1);
         const __m256i page = _mm256_maskz_loadu_epi32(used, table + i);
         const __m256i expected = _mm256_maskz_loadu_epi32(used, pages + i);
-        // as unsigned numbers, so that negative ones are large
-        const __mmask8 good = _mm256_mask_cmpeq_epi32_mask(used, page, expected) & _mm256_cmple_epu32_mask(page, last);
-        const __m512i tag = _mm512_mask_i32gather_epi64(_mm512_setzero_si512(), good & used, page, call.pool, 8);
+        __mmask8 good = _mm256_mask_cmple_epu32_mask(used, page, last);  // unsigned: negative ones are large
+        good = _mm256_mask_cmpeq_epi32_mask(good, page, expected);
+        const __m512i tag = _mm512_mask_i32gather_epi64(_mm512_setzero_si512(), good, page, call.pool, 8);
         const __m512i wanted = _mm512_maskz_loadu_epi64(used, tags + i);
-        if (_mm512_mask_cmpeq_epi64_mask(good & used, tag, wanted) != used) return false;
+        if (_mm512_mask_cmpeq_epi64_mask(good, tag, wanted) != used) return false;
     }
     return true;
 }

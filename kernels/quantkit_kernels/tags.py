@@ -1,8 +1,9 @@
 """Page tags: is every page that a request relies on still the page that it was given?
 
 The owner of a pool raises a page's tag whenever it frees the page. A request keeps (page, tag) of each page of its
-history; before a step that reads them, one batched compare finds the requests whose table points elsewhere or whose
-pages have been freed since. It finds stale pages; late writers need a quarantine and permuted bytes a content check.
+history; before a step that reads them, one batched compare finds the requests whose table points elsewhere or
+whose pages have been freed since. It finds stale pages; late writers need a quarantine and permuted bytes a
+content check.
 
 numpy arrays in and out, no torch: a multi-threaded torch operation costs more than the whole compare. Native code
 where it was built (``registry.py``), else the numpy twin, with the same answers.
@@ -12,7 +13,7 @@ Legend: R requests, P entries of a row of the block table, N pages.
 
 from __future__ import annotations
 
-from ctypes import c_bool, c_char_p, c_int64, c_void_p, py_object, pythonapi
+from ctypes import c_char, c_char_p, c_int64, c_void_p, py_object, pythonapi
 from functools import cache
 from typing import Any
 
@@ -64,11 +65,16 @@ def check_page_tags(
     except (AttributeError, TypeError):
         _check_all(*arrays)
         raise
-    result = (c_bool * requests)()
-    if library.call("qk_check_page_tags", *[_pointer(c, None) for c in capsules], result, requests):
+    result = bytearray(requests)
+    if library.call(
+        "qk_check_page_tags",
+        *[_pointer(c, None) for c in capsules],
+        (c_char * requests).from_buffer(result),
+        requests,
+    ):
         _check_all(*arrays)  # says which
         raise RuntimeError("qk_check_page_tags refused its arguments: a bug in quantkit_kernels, please report it")
-    return np.frombuffer(result, np.bool_) if requests else np.zeros(0, np.bool_)
+    return np.frombuffer(result, np.bool_)
 
 
 def check_page_tags_twin(

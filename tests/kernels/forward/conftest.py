@@ -42,10 +42,3 @@ def each_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """The native code at each instruction-set level."""
     use(request.param, monkeypatch)
     yield request.param
-
-
-@pytest.fixture(params=["torch"])
-def each_paged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The implementations of the paged operations."""
-    use(request.param, monkeypatch)
-    yield request.param

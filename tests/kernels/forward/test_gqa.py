@@ -17,7 +17,7 @@ from quantkit_kernels.forward.pages import GqaLayout
 
 from . import paged
 
-pytestmark = pytest.mark.usefixtures("each_paged")
+pytestmark = pytest.mark.usefixtures("each_implementation")
 LIMIT, RMS = 2**-7, 2**-8  # stated in gqa.py, in units of the largest value seen
 DIMS = (1, 7, 13, 33, 64, 67, 128, 129)
 
@@ -163,7 +163,7 @@ def test_alone_in_a_batch_and_in_two_threads() -> None:
         torch.set_num_threads(threads)
 
 
-def test_prefill_alone_in_chunks_and_in_two_threads(each_paged: str) -> None:
+def test_prefill_alone_in_chunks_and_in_two_threads(each_implementation: str) -> None:
     layout = GqaLayout(16, 2, 64)
     query, pages, table, starts, length, key, value = prefill_case(layout, 6, [(33, 70), (0, 129)])
     fresh = {"fresh_key": key, "fresh_value": value}
@@ -179,7 +179,7 @@ def test_prefill_alone_in_chunks_and_in_two_threads(each_paged: str) -> None:
             begin = torch.tensor([0, 129], dtype=torch.int32)
             alone = gqa_prefill(query[70:], pages, layout, table[1:], begin, length[1:], scale=0.1, **second)
             assert torch.equal(alone, whole[70:])
-        if each_paged != "torch":  # stored keys: where a prompt is cut must not show
+        if each_implementation != "torch":  # stored keys: where a prompt is cut must not show
             whole = gqa_prefill(query, pages, layout, table, starts, length, scale=0.1)
             begin = torch.tensor([0, 59], dtype=torch.int32)
             rest = gqa_prefill(query[140:], pages, layout, table[1:], begin, length[1:], scale=0.1)
@@ -222,7 +222,7 @@ def test_nan_and_inf_reach_those_that_see_them() -> None:
     assert torch.equal(found[~bad], clean[~bad])
 
 
-def test_a_later_nan_does_not_reach_earlier_queries(each_paged: str) -> None:
+def test_a_later_nan_does_not_reach_earlier_queries(each_implementation: str) -> None:
     layout = GqaLayout(16, 1, 64)
     case = list(prefill_case(layout, 2, [(10, 30)]))
     query, pages, table, starts, length, key, value = case
@@ -237,7 +237,7 @@ def test_a_later_nan_does_not_reach_earlier_queries(each_paged: str) -> None:
             views.key.view(torch.uint8)[table[0, 1].item(), 0, 14] = 0x7F
         found = gqa_prefill(query, pages if extra else broken, layout, table, starts, length, scale=0.1, **extra)
         assert found[20:].isnan().all()
-        paged.assert_same(each_paged, found[:20], clean[:20])
+        paged.assert_same(each_implementation, found[:20], clean[:20])
 
 
 LAYOUT = GqaLayout(4, 2, 8)

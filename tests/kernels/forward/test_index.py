@@ -17,7 +17,7 @@ from quantkit_kernels.forward.pages import IndexLayout
 
 from . import paged
 
-pytestmark = pytest.mark.usefixtures("each_paged")
+pytestmark = pytest.mark.usefixtures("each_implementation")
 
 
 def case(layout: IndexLayout, heads: int, lengths: list[int], tokens: int, seed: int = 0) -> tuple[Tensor, ...]:

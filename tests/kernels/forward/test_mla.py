@@ -15,7 +15,7 @@ from quantkit_kernels.forward.pages import MlaLayout
 
 from . import paged
 
-pytestmark = pytest.mark.usefixtures("each_paged")
+pytestmark = pytest.mark.usefixtures("each_implementation")
 LIMIT, RMS = 2**-7, 2**-8  # stated in mla.py, in units of the largest value seen
 SCALE = 192**-0.5
 
@@ -149,7 +149,7 @@ def test_alone_in_a_batch_and_in_two_threads(heads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def test_prefill_in_chunks_and_in_two_threads(each_paged: str) -> None:
+def test_prefill_in_chunks_and_in_two_threads(each_implementation: str) -> None:
     layout = MlaLayout(16)
     query_latent, query_rope, pages, table, starts, length, *_ = prefill_case(layout, 5, [(3, 20), (0, 70)])
     threads = torch.get_num_threads()
@@ -159,7 +159,7 @@ def test_prefill_in_chunks_and_in_two_threads(each_paged: str) -> None:
         torch.set_num_threads(2)
         again = mla_prefill(query_latent, query_rope, pages, layout, table, starts, length, scale=SCALE)
         assert torch.equal(again, whole)
-        if each_paged != "torch":  # where a prompt is cut must not show
+        if each_implementation != "torch":  # where a prompt is cut must not show
             begin = torch.tensor([0, 37], dtype=torch.int32)
             rest = mla_prefill(
                 query_latent[53:], query_rope[53:], pages, layout, table[1:], begin, length[1:], scale=SCALE
@@ -186,14 +186,14 @@ def test_nan_reaches_those_that_see_it(heads: int) -> None:
     assert torch.equal(found[3, keep], clean[3, keep])
 
 
-def test_a_later_nan_does_not_reach_earlier_queries(each_paged: str) -> None:
+def test_a_later_nan_does_not_reach_earlier_queries(each_implementation: str) -> None:
     layout = MlaLayout(16)
     query_latent, query_rope, pages, table, starts, length, *_ = prefill_case(layout, 2, [(10, 30)])
     clean = mla_prefill(query_latent, query_rope, pages, layout, table, starts, length, scale=SCALE)
     layout.views(pages).latent.view(torch.uint8)[table[0, 1].item(), 14, 9] = 0x7F  # position 30: query 20
     found = mla_prefill(query_latent, query_rope, pages, layout, table, starts, length, scale=SCALE)
     assert found[20:].isnan().all()
-    paged.assert_same(each_paged, found[:20], clean[:20])
+    paged.assert_same(each_implementation, found[:20], clean[:20])
 
 
 def test_strides_offsets_and_out() -> None:

@@ -59,7 +59,7 @@ def store_gqa(pages: Tensor, layout: GqaLayout, slots: Tensor, key: Tensor, valu
 
 def store_mla(pages: Tensor, layout: MlaLayout, slots: Tensor, latent: Tensor, rope: Tensor) -> None:
     for part, values in zip(mla_parts(layout), (latent, rope), strict=True):
-        _store(pages, layout, part, slots, values.unflatten(1, (part.groups, part.columns)))
+        _store(pages, layout, part, slots, values.reshape(-1, part.groups, part.columns))
 
 
 def store_index_keys(pages: Tensor, layout: IndexLayout, slots: Tensor, keys: Tensor) -> None:

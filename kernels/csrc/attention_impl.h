@@ -1,0 +1,318 @@
+// Attention over pages: tiles of keys and values are decoded once and used by up to 64 rows (query, head).
+//
+// A row's sums follow the tokens' positions in tiles of 64 and, when decoding or sparse, in chunks of 512 whose
+// parts are merged in order. Neither depends on the other rows, the batch or the threads: always the same bits.
+// Keys lie transposed in a tile, a token in each lane, so a score needs no sum across lanes and the scales of
+// tokens are vectors; values lie a column in each lane.
+namespace {
+
+typedef Arithmetic::Element Element;
+
+struct Shape {
+    int64_t key_columns, key_width;      // padded to 64
+    int64_t value_columns, value_width;  // padded to 64
+    int scales;                          // of a token's values
+    int64_t group;                       // query heads of a key-value head
+    bool is_ragged;                      // rows of a block may see different numbers of tokens
+
+    explicit Shape(const QkAttention& call) {
+        const bool is_latent = call.is_latent;
+        value_columns = is_latent ? call.key.groups * call.key.columns : call.value.columns;
+        key_columns = is_latent ? value_columns + call.value.columns : call.key.columns;
+        key_width = round_up(key_columns, 64), value_width = round_up(value_columns, 64);
+        scales = is_latent ? int(call.key.groups) : 1;
+        group = is_latent ? call.heads : call.heads / call.key.groups;
+        is_ragged = call.is_prefill && !call.indices;
+    }
+};
+
+// Rows that share keys and values: `queries` times `heads`, query by query.
+struct Block {
+    int64_t request, first_query, kv_head, first_head;
+    int queries, heads;
+    int64_t history;         // tokens before the chunk, when prefilling
+    int64_t first_fresh;     // position from which keys are fresh
+    const int32_t* chosen;   // positions, or null
+    int64_t tokens;          // that the last row sees
+
+    int rows() const { return queries * heads; }
+};
+
+// What a block needs in memory.
+struct Memory {
+    Element *query, *key_rows, *value_rows, *keys, *values, *p;
+    float *key_scales, *value_scales, *scores, *factors;
+    float *sums, *largest, *total;              // of the running chunk
+    float *all_sums, *all_largest, *all_total;  // of the chunks before
+    int32_t* chosen;
+
+    Memory(const Shape& shape, int64_t num_indices, Arena& arena) {
+        query = arena.take<Element>(ROWS * shape.key_width);
+        key_rows = arena.take<Element>(GROUP * shape.key_width);
+        value_rows = arena.take<Element>(GROUP * shape.value_width);
+        keys = arena.take<Element>(TILE * shape.key_width);
+        values = arena.take<Element>(TILE * shape.value_width);
+        p = arena.take<Element>(ROWS * shape.scales * TILE);
+        key_scales = arena.take<float>((shape.scales + 1) * TILE);
+        value_scales = arena.take<float>(shape.scales * TILE);
+        scores = arena.take<float>(ROWS * TILE);
+        factors = arena.take<float>(ROWS);
+        sums = arena.take<float>(ROWS * shape.value_width), largest = arena.take<float>(ROWS);
+        total = arena.take<float>(ROWS);
+        all_sums = arena.take<float>(ROWS * shape.value_width), all_largest = arena.take<float>(ROWS);
+        all_total = arena.take<float>(ROWS);
+        chosen = arena.take<int32_t>(num_indices);
+    }
+    static size_t bytes(const Shape& shape, int64_t num_indices) {
+        Arena arena{nullptr, 0};
+        Memory(shape, num_indices, arena);
+        return arena.used;
+    }
+};
+
+const uint8_t* run_at(const QkPart& part, const uint8_t* page, int64_t group, int64_t offset) {
+    return page + part.start + group * part.group_stride + offset * part.token_stride;
+}
+float scale_at(const QkPart& part, const uint8_t* page, int64_t group, int64_t offset) {
+    if (!part.is_fp8) return 1;
+    const int64_t start = part.scale_start + group * part.scale_group_stride + offset * part.scale_token_stride;
+    float scale;
+    memcpy(&scale, page + start, 4);
+    return scale;
+}
+void read_run(const QkPart& part, const uint8_t* from, int64_t columns, Element* to) {
+    if (part.is_fp8)
+        Arithmetic::decode(from, columns, to);
+    else
+        Arithmetic::copy(from, columns, to);
+}
+const uint8_t* row_at(const QkRows& rows, int64_t token, int64_t head) {
+    return reinterpret_cast<const uint8_t*>(rows.data + token * rows.token_stride + head * rows.head_stride);
+}
+
+struct Attention {
+    const QkAttention& call;
+    const Shape& shape;
+
+    // Token i of a block into row `slot` of the group, its scales to place t of the tile.
+    void read_token(const Block& block, const Memory& m, int64_t i, int slot, int t) const {
+        Element* key = m.key_rows + slot * shape.key_width;
+        Element* value = m.value_rows + slot * shape.value_width;
+        const int64_t position = block.chosen ? block.chosen[i] : i;
+        float* scales = m.key_scales + t;
+        if (position >= block.first_fresh) {
+            const int64_t token = call.starts[block.request] + position - block.history;
+            const uint8_t* second = row_at(call.fresh_value, token, block.kv_head);
+            Arithmetic::copy(row_at(call.fresh_key, token, block.kv_head), shape.value_columns, key);
+            Arithmetic::copy(second, call.value.columns, call.is_latent ? key + shape.value_columns : value);
+            for (int s = 0; s <= shape.scales; ++s) scales[s * TILE] = 1;
+            for (int s = 0; s < shape.scales; ++s) m.value_scales[s * TILE + t] = 1;
+            return;
+        }
+        const int64_t size = call.pool.page_size, offset = position % size;
+        const int64_t id = call.table[block.request * call.table_stride + position / size];
+        const uint8_t* page = call.pool.pages + id * call.pool.stride;
+        const uint8_t* from = run_at(call.key, page, block.kv_head, offset);
+        if (call.is_latent) {  // the runs of a latent follow one another
+            read_run(call.key, from, shape.value_columns, key);
+            const uint8_t* rope = run_at(call.value, page, 0, offset);
+            read_run(call.value, rope, call.value.columns, key + shape.value_columns);
+            for (int s = 0; s < shape.scales; ++s)
+                scales[s * TILE] = m.value_scales[s * TILE + t] = scale_at(call.key, page, s, offset);
+            scales[shape.scales * TILE] = 1;
+        } else {
+            read_run(call.key, from, shape.key_columns, key);
+            read_run(call.value, run_at(call.value, page, block.kv_head, offset), shape.value_columns, value);
+            scales[0] = scale_at(call.key, page, block.kv_head, offset);
+            m.value_scales[t] = scale_at(call.value, page, block.kv_head, offset);
+        }
+    }
+
+    void read_tile(const Block& block, const Memory& m, int64_t first, int n) const {
+        const Element* rows = call.is_latent ? m.key_rows : m.value_rows;
+        const int64_t stride = call.is_latent ? shape.key_width : shape.value_width;
+        for (int t = 0; t < n; t += GROUP) {
+            const int used = n - t < GROUP ? n - t : GROUP;
+            for (int i = 0; i < used; ++i) read_token(block, m, first + t + i, i, t + i);
+            for (int i = used; i < GROUP; ++i) {  // zeros, so that a weight of zero meets no NaN
+                memset(m.key_rows + i * shape.key_width, 0, size_t(shape.key_width) * sizeof(Element));
+                memset(m.value_rows + i * shape.value_width, 0, size_t(shape.value_width) * sizeof(Element));
+                for (int s = 0; s <= shape.scales; ++s) m.key_scales[s * TILE + t + i] = 0;
+                for (int s = 0; s < shape.scales; ++s) m.value_scales[s * TILE + t + i] = 0;
+            }
+            Arithmetic::transpose(m.key_rows, shape.key_width, shape.key_width, m.keys + t * Arithmetic::PACK);
+            Arithmetic::interleave(rows, stride, shape.value_width, m.values + t * shape.value_width);
+        }
+    }
+
+    struct Scores {
+        const Element *query, *keys;
+        int64_t stride, steps;
+        const float* scale;
+        float* scores;
+        bool is_first;
+        template <int R>
+        QK_INLINE void run(int row) const {
+            Arithmetic::scores<R>(query + row * stride, stride, keys, steps, scale, scores + row * TILE, is_first);
+        }
+    };
+
+    void score_tile(const Memory& m, int rows) const {
+        const int64_t width = call.is_latent ? call.key.columns : 128;
+        for (int64_t c = 0; c < shape.key_columns; c += width) {
+            const int64_t columns = smaller(width, shape.key_columns - c);
+            const int64_t steps = (columns + Arithmetic::PACK - 1) / Arithmetic::PACK;
+            const float* scale = m.key_scales + (call.is_latent ? c / width : 0) * TILE;
+            row_runs(rows, Arithmetic::RUN,
+                     Scores{m.query + c, m.keys + c * TILE, shape.key_width, steps, scale, m.scores, c == 0});
+        }
+    }
+
+    // Scores of one row to softmax numerators times the scale of the values; `seen` tokens of the tile count.
+    void weights(const Memory& m, int row, int64_t seen) const {
+        float* s = m.scores + row * TILE;
+        Element* p = m.p + row * shape.scales * TILE;
+        if (seen <= 0) {
+            m.factors[row] = 1;
+            memset(p, 0, size_t(shape.scales) * TILE * sizeof(Element));
+            return;
+        }
+        const vi lanes = lane_numbers();
+        vf most = splat(LOWEST);
+        for (int t = 0; t < TILE; t += W) {
+            const vf x = lanes + t < splati(int32_t(seen)) ? load<vf>(s + t) * splat(call.scale) : splat(LOWEST);
+            most = most > x ? most : x;
+            store(s + t, x);
+        }
+        float largest = m.largest[row], lane[W];
+        store(lane, most);
+        for (int i = 0; i < W; ++i) largest = lane[i] > largest ? lane[i] : largest;
+        const float base = reference(largest);
+        vf sum{};
+        for (int t = 0; t < TILE; t += W) {
+            const vi is_seen = lanes + t < splati(int32_t(seen));
+            const vf e = exponential(load<vf>(s + t) - splat(base));
+            sum += is_seen ? e : vf{};
+            for (int b = 0; b < shape.scales; ++b)
+                Arithmetic::put(p + b * TILE + t, is_seen ? e * load<vf>(m.value_scales + b * TILE + t) : vf{});
+        }
+        const float factor = m.largest[row] == LOWEST ? 0 : exponential(m.largest[row] - base);
+        m.factors[row] = factor;
+        m.total[row] = m.total[row] * factor + sum_lanes(sum);
+        m.largest[row] = largest;
+    }
+
+    struct Weigh {
+        const Element *p, *values;
+        int64_t stride, width, columns, steps;
+        const float* factors;
+        float* sums;
+        template <int R>
+        QK_INLINE void run(int row) const {
+            Arithmetic::weigh<R>(p + row * stride, stride, values, width, columns, steps, factors + row,
+                                 sums + row * width);
+        }
+    };
+
+    void weigh_tile(const Memory& m, int first, int rows, int n) const {
+        const int64_t width = shape.value_width, stride = int64_t(shape.scales) * TILE;
+        const int64_t steps = (n + Arithmetic::PACK - 1) / Arithmetic::PACK;
+        for (int64_t c = 0; c < width; c += 64) {
+            const Element* p = m.p + first * stride + (call.is_latent ? c / call.key.columns : 0) * TILE;
+            const Element* values = m.values + c * Arithmetic::PACK;
+            float* sums = m.sums + first * width + c;
+            row_runs(rows, Arithmetic::RUN, Weigh{p, values, stride, width, 64, steps, m.factors + first, sums});
+        }
+    }
+
+    // The same where a row must not meet, even with a weight of zero, what it does not see.
+    void weigh_ragged(const Block& block, const Memory& m, int64_t first, int n) const {
+        constexpr int64_t PACK = Arithmetic::PACK;
+        const int64_t width = shape.value_width;
+        int64_t t = n;  // values from here on are zeros
+        for (int row = block.rows() - 1; row >= 0; --row) {
+            const int64_t seen = tokens_of(block, row) - first;
+            while (t > 0 && t > seen) {
+                --t;
+                for (int64_t c = 0; c < width; ++c) m.values[(t / PACK * width + c) * PACK + t % PACK] = 0;
+            }
+            weigh_tile(m, row, 1, n);
+        }
+    }
+
+    int64_t tokens_of(const Block& block, int row) const {
+        if (!shape.is_ragged) return block.tokens;
+        return block.history + block.first_query - call.starts[block.request] + row / block.heads + 1;
+    }
+
+    void load_queries(const Block& block, const Memory& m) const {
+        memset(m.query, 0, size_t(block.rows() * shape.key_width) * sizeof(Element));
+        memset(m.key_rows, 0, size_t(GROUP * shape.key_width) * sizeof(Element));  // zeros behind the last column
+        memset(m.value_rows, 0, size_t(GROUP * shape.value_width) * sizeof(Element));
+        for (int row = 0; row < block.rows(); ++row) {
+            const int64_t token = block.first_query + row / block.heads;
+            const int64_t head = block.kv_head * shape.group + block.first_head + row % block.heads;
+            Element* to = m.query + row * shape.key_width;
+            const int64_t first = call.is_latent ? shape.value_columns : shape.key_columns;
+            Arithmetic::copy(row_at(call.query, token, head), first, to);
+            if (!call.is_latent) continue;
+            Arithmetic::copy(row_at(call.query_rope, token, head), call.value.columns, to + first);
+        }
+    }
+
+    // Tokens [first, last) of a block into sums, largest and total.
+    void attend(const Block& block, const Memory& m, int64_t first, int64_t last) const {
+        const int rows = block.rows();
+        memset(m.sums, 0, size_t(rows * shape.value_width) * 4);
+        for (int row = 0; row < rows; ++row) m.largest[row] = LOWEST, m.total[row] = 0;
+        for (int64_t tile = first; tile < last; tile += TILE) {
+            const int n = int(smaller(TILE, last - tile));
+            read_tile(block, m, tile, n);
+            score_tile(m, rows);
+            for (int row = 0; row < rows; ++row) weights(m, row, smaller(n, tokens_of(block, row) - tile));
+            const bool is_ragged = shape.is_ragged && tokens_of(block, 0) - tile < n;
+            if (is_ragged && !Arithmetic::is_finite(m.values, round_up(n, GROUP) * shape.value_width))
+                weigh_ragged(block, m, tile, n);
+            else
+                weigh_tile(m, 0, rows, n);
+        }
+    }
+
+    // Chunk results onto those of the chunks before.
+    void merge(const Memory& m, int rows, bool is_first, const float* sums, const float* largest,
+               const float* total) const {
+        const int64_t width = shape.value_width;
+        for (int row = 0; row < rows; ++row) {
+            float* to = m.all_sums + row * width;
+            if (is_first) {
+                memcpy(to, sums + row * width, size_t(width) * 4);
+                m.all_largest[row] = largest[row], m.all_total[row] = total[row];
+                continue;
+            }
+            const float before = m.all_largest[row], now = largest[row];
+            const float most = before > now ? before : now, base = reference(most);
+            const float a = exponential(before - base), b = exponential(now - base);
+            for (int64_t c = 0; c < width; c += W)
+                store(to + c, load<vf>(to + c) * splat(a) + load<vf>(sums + row * width + c) * splat(b));
+            m.all_total[row] = m.all_total[row] * a + total[row] * b;
+            m.all_largest[row] = most;
+        }
+    }
+
+    void finish(const Block& block, const float* sums, const float* total) const {
+        for (int row = 0; row < block.rows(); ++row) {
+            const int64_t token = block.first_query + row / block.heads;
+            const int64_t head = block.kv_head * shape.group + block.first_head + row % block.heads;
+            uint16_t* out = call.out + (token * call.heads + head) * shape.value_columns;
+            const float factor = block.tokens ? 1.0f / total[row] : 0.0f;
+            const float* from = sums + row * shape.value_width;
+            vectors(shape.value_columns, [&](int64_t c, int lanes) QK_LAMBDA {
+                store_some(out + c, to_halves(bf16_of(load_some<vf>(from + c, lanes) * splat(factor))), lanes);
+            });
+        }
+    }
+};
+
+}  // namespace
+
+#include "attention_calls.h"
