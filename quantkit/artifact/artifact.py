@@ -40,7 +40,7 @@ class Artifact:
         self.was_complete = False
         self.warnings: tuple[str, ...] = ()
         views = manifest.views
-        self.folds = Folds(path) if manifest.format_version > FORMAT_VERSION else None
+        self.folds = Folds(path, manifest) if manifest.format_version > FORMAT_VERSION else None
         self.decode = View(
             path / DECODE, is_reference=views["decode"].stored == "reference", folds=self.folds
         )  # fmt: skip
@@ -60,8 +60,12 @@ class Artifact:
         return f"<Artifact {self.path}: pair {self.manifest.pair_id[:16]}>"
 
     def records(self) -> Iterator[TensorRecord]:
-        """The fate of every source tensor, in the source's order."""
-        return read_records(self.path)
+        """The fate of every source tensor, in the source's order.
+
+        Raises:
+            ArtifactError: the records are damaged or not the manifest's, the latter maybe after the last one.
+        """
+        return read_records(self.path, self.manifest)
 
     def verify(self, **options: Any) -> VerifyReport:
         """Check it; options as in :func:`quantkit.artifact.verify.verify_artifact`."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..checkpoint import Checkpoint
+    from .manifest import Manifest
 
 
 class Folds:
@@ -33,10 +34,11 @@ class Folds:
 
     Args:
         directory: of the artifact.
+        manifest: of the artifact, by which the records are known.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._directory, self._manifest = directory, manifest
         self.path = directory / FOLDS
 
     @cached_property
@@ -44,10 +46,16 @@ class Folds:
         """The files with the scales.
 
         Raises:
+            ArtifactError: there are none.
             SourceError: one of them is damaged.
         """
         from ..checkpoint import open_checkpoint
 
+        if not self.path.is_dir() or not any(self.path.iterdir()):
+            raise ArtifactError(
+                "the artifact lacks its folds, without which its weights cannot be compared with the source's",
+                where=str(self.path), hint="Run quantkit verify on it.",
+            )  # fmt: skip
         return open_checkpoint(self.path.absolute())
 
     @cached_property
@@ -55,9 +63,11 @@ class Folds:
         """Module of the decode view -> its fold; modules without one are absent.
 
         Raises:
-            ArtifactError: the records are damaged.
+            ArtifactError: the records are damaged or not the manifest's.
         """
-        records = ((r.name.rpartition(".")[0], r.decode.fold) for r in read_records(self._directory))
+        records = (
+            (r.name.rpartition(".")[0], r.decode.fold) for r in read_records(self._directory, self._manifest)
+        )
         return {module: fold for module, fold in records if fold is not None}
 
     def scale(self, fold: FoldRecord) -> NDArray[np.float32]:

@@ -9,14 +9,18 @@ expert before they were quantized, which one (``folds.py``): error figures are o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import ArtifactError
 from .canonical import canonical_json, parse_json
 from .layout import TENSORS
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +124,39 @@ def parse_record(line: bytes) -> TensorRecord:
     )  # fmt: skip
 
 
-def read_records(directory: Path) -> Iterator[TensorRecord]:
+def read_records(directory: Path, manifest: Manifest | None = None) -> Iterator[TensorRecord]:
     """The lines of an artifact's ``tensors.jsonl``.
 
+    Args:
+        manifest: of the artifact; then the file is held against the size and digest stated there. Another size
+            is said before the first line, another digest behind the last: who stops before never hears of it.
+
     Raises:
-        ArtifactError: the file is missing, or a line is not a record (with its number).
+        ArtifactError: the file is missing or not the manifest's, or a line is not a record (with its number).
     """
     path = directory / TENSORS
+    entry = None if manifest is None else manifest.files.get(TENSORS)
+    if manifest is not None and entry is None:
+        raise _other(path, "not in the manifest")
     with _opened(path) as handle:
+        nbytes = path.stat().st_size
+        if entry is not None and nbytes != entry.nbytes:
+            raise _other(path, f"{nbytes:,} bytes long, not {entry.nbytes:,} as the manifest says")
+        sha256 = hashlib.sha256()
         for number, line in enumerate(handle, 1):
+            if entry is not None:
+                sha256.update(line)
             try:
                 record = parse_record(line)
             except (ValueError, KeyError, TypeError, AttributeError) as problem:
                 raise ArtifactError(f"line {number} is not a tensor record", where=str(path)) from problem
             yield record
+    if entry is not None and sha256.hexdigest() != entry.sha256:
+        raise _other(path, "another file than the one whose digest the manifest states")
+
+
+def _other(path: Path, found: str) -> ArtifactError:
+    return ArtifactError(f"is {found}", where=str(path), hint="Run quantkit verify on the artifact.")
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantkit import api
 from quantkit.artifact import Artifact, verify_artifact
 from quantkit.artifact.layout import MANIFEST, TENSORS
 from quantkit.errors import ArtifactError
@@ -176,3 +177,22 @@ def test_a_damaged_header_is_a_finding(copy: Path) -> None:
     assert any(f.startswith("folds") for f in problems(copy))
     shutil.rmtree(copy / "folds")
     assert any(f.startswith("folds") for f in problems(copy))
+
+
+@pytest.mark.parametrize("damage", ["records emptied", "no folder", "an empty folder"])
+def test_what_needs_folds_is_not_compared_without_them(copy: Path, damage: str) -> None:
+    """Weights as they lie would be compared with the source's, and called changed by what was only moved."""
+    if damage == "records emptied":
+        (copy / TENSORS).write_bytes(b"")
+    else:
+        shutil.rmtree(copy / "folds")
+        if damage == "an empty folder":
+            (copy / "folds").mkdir()
+    for side in (copy, copy / "decode"):
+        with pytest.raises(
+            ArtifactError, match="manifest says" if "records" in damage else "lacks its folds"
+        ) as said:
+            api.diff(copy / "prefill", side)
+        assert said.value.exit_code == 3 and "verify" in (said.value.hint or "")
+    with Artifact.open(copy) as artifact, pytest.raises(ArtifactError):
+        artifact.decode[NAME.removesuffix(".awq_scale")].unfolded()

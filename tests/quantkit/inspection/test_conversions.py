@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,14 @@ def rounded(artifact: Path) -> dict[str, float]:
 
 
 def edited(artifact: Path, target: Path, edit: Callable[[Line], Line | None]) -> Path:
-    """A copy of an artifact whose records are others; its tensors do not matter here."""
+    """A copy of an artifact whose records are others and in its manifest; its tensors do not matter here."""
     target.mkdir()
-    shutil.copy(artifact / "manifest.json", target)
     kept = [new for line in lines(artifact) if (new := edit(line)) is not None]
-    (target / "tensors.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    content = "".join(json.dumps(line) + "\n" for line in kept).encode()
+    (target / "tensors.jsonl").write_bytes(content)
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    manifest["files"]["tensors.jsonl"] = {"nbytes": len(content), "sha256": sha256(content).hexdigest()}
+    (target / "manifest.json").write_text(json.dumps(manifest))
     return target
 
 
@@ -136,6 +139,26 @@ def test_a_missing_record_is_no_silence(rtn: Path, tmp_path: Path) -> None:
     torn = edited(rtn, tmp_path / "torn", lambda line: None if line["name"] == name else line)
     with pytest.raises(ArtifactError, match="no record of"):
         api.compare(rtn, torn)
+
+
+@pytest.mark.parametrize("damage", ["emptied", "a line less", "a digit", "not in the manifest"])
+def test_records_that_are_not_the_manifests(rtn: Path, tmp_path: Path, damage: str) -> None:
+    """Every line of what is left may be sound: nothing is reported of it."""
+    copy = edited(rtn, tmp_path / "copy", lambda line: line)
+    path = copy / "tensors.jsonl"
+    content = path.read_bytes()
+    if damage == "not in the manifest":
+        manifest = json.loads((copy / "manifest.json").read_text())
+        del manifest["files"]["tensors.jsonl"]
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+    less = content[content.index(b"\n") + 1 :]
+    digit = content.replace(b'"relative_error": 0.', b'"relative_error": 1.', 1)
+    assert len(digit) == len(content) and digit != content
+    path.write_bytes({"emptied": b"", "a line less": less, "a digit": digit}.get(damage, content))
+    for call in (lambda: api.report(copy), lambda: api.compare(rtn, copy), lambda: api.compare(copy, rtn)):
+        with pytest.raises(ArtifactError, match="manifest") as refused:
+            call()
+        assert refused.value.exit_code == 3 and "verify" in (refused.value.hint or "")
 
 
 def test_report_is_the_attached_one(mse: Path) -> None:
