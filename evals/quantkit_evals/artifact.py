@@ -132,6 +132,22 @@ def measure_artifact(
     return ArtifactFidelity(pair, Path(text).name, sha256, dtype, found["decode"], found["floor"])
 
 
+def check_writable(artifact: Artifact) -> None:
+    """Whether figures could be kept; asked before they are measured.
+
+    Raises:
+        EnvironmentProblem: the artifact cannot be written to.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=artifact.path):
+            pass
+    except OSError as problem:
+        raise EnvironmentProblem(
+            f"cannot keep figures here ({problem.strerror})", where=str(artifact.path),
+            hint="Omit --attach, or make the artifact writable.",
+        ) from problem  # fmt: skip
+
+
 def keep(artifact: Artifact, figures: dict[str, Any]) -> Path:
     """Attach the figures (``to_json``) to the artifact, in place of older ones; returns the file.
 

@@ -103,6 +103,8 @@ def _choose(stream: NDArray[np.int64], section: CalibrationSection) -> NDArray[n
     if whole < samples:
         ways = [f"--samples to {whole}"] if whole else []
         ways += [f"--length to {tokens // samples}"] if tokens // samples >= 2 else []
+        if not ways and tokens >= 2:
+            ways = [f"--length to {tokens} and --samples to 1"]
         lower = f"Lower {' or '.join(ways)}, or give" if ways else "Give"
         raise UsageError(
             f"the text has {tokens:,} tokens, which make {whole:,} samples of {length:,}; {samples:,} are wanted",

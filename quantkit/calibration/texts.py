@@ -87,8 +87,10 @@ def _files(data: str) -> list[Path]:
         found = sorted(p for p in _entries(path) if not p.name.startswith("."))
         odd = next((p for p in found if p.suffix not in SUFFIXES or not p.is_file()), None)
         if odd is not None:
+            is_broken = odd.is_symlink() and not odd.exists()
+            kind = "is a link that leads nowhere" if is_broken else "is a directory" if odd.is_dir() else None
             raise UsageError(
-                "is neither a .txt nor a .jsonl file", where=str(odd), accepted=_ACCEPTED,
+                kind or "is neither a .txt nor a .jsonl file", where=str(odd), accepted=_ACCEPTED,
                 hint="Move it elsewhere: nothing in a calibration directory is left out silently.",
             )  # fmt: skip
         if not found:
@@ -166,7 +168,8 @@ def document_of(row: Any, where: str) -> Document:
     """A document from an object with either ``text`` or ``messages``; UsageError for anything else."""
     if not isinstance(row, dict) or ("text" in row) == ("messages" in row):
         seen = f"keys {', '.join(sorted(row)) or 'none'}" if isinstance(row, dict) else f"a {type(row).__name__}"
-        raise UsageError(f"not a document: {seen}", where=where, accepted="an object with 'text' or 'messages'")
+        accepted = "an object with either 'text' or 'messages', not both"
+        raise UsageError(f"not a document: {seen}", where=where, accepted=accepted)
     if "text" in row:
         return Document(where, _text(row["text"], where))
     messages = row["messages"]

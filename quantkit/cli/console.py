@@ -93,7 +93,7 @@ class Console:
 
     Args:
         as_json: print the document of a result, not its tables.
-        quiet: no talk and no progress; errors and results still appear.
+        quiet: no talk and no progress; warnings, errors and results still appear.
         verbose: also say what is only interesting when something is wrong.
         mute: print errors only, no results either: for all but one of several processes.
     """
@@ -143,9 +143,9 @@ class Console:
             self.say(text)
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Warnings, to stderr; nothing when quiet."""
+        """Warnings, to stderr; also when quiet."""
         for text in warnings:
-            if not self.quiet:
+            if not self.mute:
                 self._labelled("warning", "yellow", text)
 
     def error(

@@ -111,7 +111,9 @@ def output_options(function: F) -> F:
 
     options = stacked(
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout."),
-        click.option("-q", "--quiet", is_flag=True, help="No progress and no talk, only results and errors."),
+        click.option(
+            "-q", "--quiet", is_flag=True, help="No progress, no talk: results, warnings and errors only."
+        ),
         click.option("-v", "--verbose", is_flag=True, help="Say more; show the traceback of an error."),
     )
     return cast(F, options(with_console))

@@ -24,7 +24,16 @@ from .foreign import ForeignCalibration
 from .progress import OnProgress
 from .quality import QualityBudget
 from .sources import SourceFiles
-from .target import ENGINE, Target, check_space, finished_artifact, open_target, refuse_overlap, tool_version
+from .target import (
+    ENGINE,
+    Target,
+    check_place,
+    check_space,
+    finished_artifact,
+    open_target,
+    refuse_overlap,
+    tool_version,
+)
 
 if TYPE_CHECKING:
     from ..calibration.samples import CalibrationSet
@@ -78,6 +87,8 @@ def convert(
             out = out.resolve()
     mode = plan.recipe.prefill.place
     _check_options(plan, checkpoint, mode, consume)
+    if not check_place(out, plan):  # before anything that takes seconds
+        refuse_overlap(out, checkpoint)
     engine = _engine(plan)
     samples = _samples(plan, checkpoint, calibration)
     digest = None if samples is None else samples.digest
@@ -87,7 +98,6 @@ def convert(
     finished = finished_artifact(out, plan, digest, engine)
     if finished is not None:
         return finished
-    refuse_overlap(out, checkpoint)
     if samples is not None:
         _check_model(checkpoint)
     budget = choose_budget(jobs, max_memory, _widest_block(plan, checkpoint), _backend())

@@ -78,6 +78,52 @@ def tool_version() -> str:
         return "0+unknown"
 
 
+def check_place(out: Path, plan: Plan) -> bool:
+    """Whether a finished artifact of this plan is there; what can be refused without a look at anything else.
+
+    Raises:
+        UsageError: something else is there.
+        EnvironmentProblem: there can't be a directory.
+    """
+    if out.name.endswith(PARTIAL_SUFFIX):
+        raise UsageError(
+            f"ends in {PARTIAL_SUFFIX}, as unfinished conversions do", where=str(out),
+            hint="Choose another output with -o",
+        )  # fmt: skip
+    with disk_errors(out):
+        is_there = out.exists()
+    if out.is_symlink() and not is_there:
+        raise UsageError("is a symbolic link that leads nowhere", where=str(out))
+    if not is_there:
+        above = next((path for path in out.parents if path.exists()), None)
+        if above is not None and not above.is_dir():
+            raise EnvironmentProblem(f"cannot write here: {above} is a file, not a directory", where=str(out),
+                                     hint="Choose another output with -o")  # fmt: skip
+        return False
+    if not out.is_dir():
+        raise UsageError("is a file", where=str(out), accepted="a new or empty directory")
+    with disk_errors(out):
+        names = {entry.name for entry in out.iterdir()}
+    if not names:
+        if _is_current(out):
+            raise UsageError(
+                "is the current directory, which the finished artifact would replace under your feet",
+                where=str(out), hint="Run it from the parent directory, with -o NAME",
+            )  # fmt: skip
+        return False
+    if MANIFEST not in names:
+        raise UsageError(
+            "is not empty and holds no artifact", where=str(out), accepted="a new or empty directory",
+            hint="Choose another output with -o",
+        )  # fmt: skip
+    if _plan_of(out) != plan.plan_id:
+        raise UsageError(
+            "holds a finished artifact of another plan", where=str(out), accepted="a new or empty directory",
+            hint="Choose another output with -o, or delete it first",
+        )  # fmt: skip
+    return True
+
+
 def finished_artifact(
     out: Path, plan: Plan, calibration_sha256: str | None = None, engine: str = ENGINE
 ) -> Artifact | None:
@@ -90,38 +136,8 @@ def finished_artifact(
     Raises:
         UsageError: something else is there.
     """
-    if out.name.endswith(PARTIAL_SUFFIX):
-        raise UsageError(
-            f"ends in {PARTIAL_SUFFIX}, as unfinished conversions do", where=str(out),
-            hint="Choose another output with -o",
-        )  # fmt: skip
-    with disk_errors(out):
-        is_there = out.exists()
-    if out.is_symlink() and not is_there:
-        raise UsageError("is a symbolic link that leads nowhere", where=str(out))
-    if not is_there:
+    if not check_place(out, plan):
         return None
-    if not out.is_dir():
-        raise UsageError("is a file", where=str(out), accepted="a new or empty directory")
-    with disk_errors(out):
-        names = {entry.name for entry in out.iterdir()}
-    if not names:
-        if _is_current(out):
-            raise UsageError(
-                "is the current directory, which the finished artifact would replace under your feet",
-                where=str(out), hint="Run it from the parent directory, with -o NAME",
-            )  # fmt: skip
-        return None
-    if MANIFEST not in names:
-        raise UsageError(
-            "is not empty and holds no artifact", where=str(out), accepted="a new or empty directory",
-            hint="Choose another output with -o",
-        )  # fmt: skip
-    if _plan_of(out) != plan.plan_id:
-        raise UsageError(
-            "holds a finished artifact of another plan", where=str(out), accepted="a new or empty directory",
-            hint="Choose another output with -o, or delete it first",
-        )  # fmt: skip
     artifact = Artifact.open(out)
     if artifact.manifest.engine != engine:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
@@ -41,6 +42,7 @@ def test_figures_and_attachment(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent / "torch"))  # made where triton is installed
     code, out, err = run(capsys, artifact, "--tokens", "600", "--attach", "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -98,6 +100,21 @@ def test_options_that_cannot_work(
 ) -> None:
     seen, out, err = run(capsys, artifact, *arguments)
     assert (seen, out) == (code, "") and says in err
+
+
+def test_figures_that_could_not_be_kept_are_not_measured(
+    artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("quantkit_evals.artifact.tempfile.TemporaryFile", read_only)
+    monkeypatch.setattr("quantkit_evals.artifact.measure_artifact", never)
+    code, out, err = run(capsys, artifact, "--attach")
+    assert (code, out) == (4, "") and "Read-only file system" in err and "Omit --attach" in err
 
 
 def test_text_that_is_not_utf8(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -424,6 +424,7 @@ def test_targets_that_cannot_be(run: Run, source: Path, tmp_path: Path) -> None:
     cases = {
         source / "out": (2, "inside the source"), source.parent: (2, str(source.parent)), source: (2, str(source)),
         tmp_path / "file": (2, "is a file"), tmp_path / "full": (2, "not empty"),
+        tmp_path / "file" / "below" / "it": (4, f"{tmp_path / 'file'} is a file, not a directory"),
         tmp_path / "file" / "out": (4, "cannot write here"), tmp_path / ("y" * 300): (4, "cannot write here"),
     }  # fmt: skip
     before = {path: path.read_bytes() for path in (*source.iterdir(), tmp_path / "file", tmp_path / "full/thesis")}

@@ -51,11 +51,13 @@ def fidelity(artifact: str, tokens: int, text: str, dtype: str, attach: bool, ou
     Both views are written as BF16 copies to a temporary directory (TMPDIR) and run by transformers on the CPU;
     both must fit into memory. Needs the extra: pip install 'quantkit[eval]'.
     """
-    from quantkit_evals.artifact import keep, measure_artifact
+    from quantkit_evals.artifact import check_writable, keep, measure_artifact
 
     from ..show_fidelity import fidelity as blocks
 
     with api.Artifact.open(artifact) as opened:
+        if attach:
+            check_writable(opened)
         found = measure_artifact(opened, text=text, num_tokens=tokens, dtype=dtype, say=out.say).to_json()
         if attach:
             out.say(f"wrote {keep(opened, found)}")

@@ -148,7 +148,10 @@ def test_hub_source_gives_the_same_set(tmp_path: Path, monkeypatch: pytest.Monke
         (b"", "empty"),
         (b" \n\t\n", "holds no text"),
         (b"fine\nbad \xff\n", r"x\.txt:2: not UTF-8 text: byte 0xff"),
-        (b"Three words only.", r"tokens, which make 0 samples of 256; 128 are wanted. Give more text"),
+        (
+            b"Three words only.",
+            r"make 0 samples of 256; 128 are wanted. Lower --length to \d and --samples to 1, or give more text",
+        ),
         (
             b"weasel " * 600,
             r"which make \d+ samples of 256; 128 are wanted. Lower --samples to \d+ or --length to \d+",
@@ -170,7 +173,7 @@ def test_bad_text(tmp_path: Path, content: bytes, says: str) -> None:
         ("[1]", "not a document: a list"),
         (
             '{"content": "x", "id": 1}',
-            "not a document: keys content, id; accepted: an object with 'text' or 'messages'",
+            "not a document: keys content, id; accepted: an object with either 'text' or 'messages', not both",
         ),
         ('{"text": "x", "messages": []}', "not a document: keys messages, text"),
         ('{"text": 3}', "'text' is a int"),
@@ -198,6 +201,14 @@ def test_bad_places(tmp_path: Path) -> None:
         make(data=str(tmp_path / "x.csv"))
     with pytest.raises(UsageError, match=r"x\.csv: is neither a \.txt nor a \.jsonl file"):
         make(data=str(tmp_path))
+    for name, says in (("a", "is a link that leads nowhere"), ("b", "is a directory")):
+        (tmp_path / name).mkdir()
+        if name == "a":
+            (tmp_path / name / "c.txt").symlink_to(tmp_path / "gone")
+        else:
+            (tmp_path / name / "c.txt").mkdir()
+        with pytest.raises(UsageError, match=rf"c\.txt: {says}"):
+            make(data=str(tmp_path / name))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="holds no text"):
         make(data=str(tmp_path / "empty"))

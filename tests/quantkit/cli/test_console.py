@@ -93,13 +93,13 @@ def test_progress_goes_to_stderr_and_quiet_silences_it() -> None:
     assert "comparing" not in terminal("diff", "tiny-glm", "tiny-qwen3", "--json", "-q")[1]
 
 
-def test_quiet_keeps_results_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_keeps_results_warnings_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     out = Console(quiet=True)
     out.say("talk")
     out.warn(["a warning"])
     out.error("an error")
     out.result(lambda: None, lambda: ["a result"])
-    assert capsys.readouterr() == ("a result\n", "error: an error\n")
+    assert capsys.readouterr() == ("a result\n", "warning: a warning\nerror: an error\n")
 
 
 def test_only_one_form_of_a_result_is_made(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,24 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_places_are_refused_before_the_calibration_set_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("quantkit.convert.run._samples", never)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis").write_text("mine")
+    for name, says in (
+        ("full", "is not empty"),
+        ("full/thesis", "is a file"),
+        ("x.partial", "ends in"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            run("tiny-glm", tmp_path / name, **SMALL)
+
+
 def test_artifact_verifies_and_says_how_it_was_calibrated(whole: Path) -> None:
     assert verify_artifact(whole).ok
     artifact = Artifact.open(whole)
