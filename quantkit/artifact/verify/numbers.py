@@ -15,6 +15,7 @@ from ..layout import VIEWS
 from ..records import TensorRecord
 from ..view import View
 from .findings import Findings, Section
+from .opened import check_each, is_closed
 from .records import Accounts
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _CLOSE = 1e-4  # relative; figures are rounded to six digits and summed in anoth
 
 def check_scales(view: View, findings: Findings) -> None:
     """Every scale of a view is one that can be right (and its shape fits, which opening the weights checks)."""
+    if is_closed(f"scales of {view.name}", findings, view):
+        return
     with findings.section(f"scales of {view.name}") as section:
         count = 0
         for weight in view.tensors.weights().values():
@@ -58,14 +61,13 @@ def check_errors(artifact: Artifact, findings: Findings, accounts: Accounts) -> 
     if artifact.prefill.is_reference or artifact.decode.is_reference:
         findings.skip("error", "one view is a reference")
         return
+    sample = random.Random(artifact.manifest.pair_id).sample(rounded, min(SAMPLE, len(rounded)))
+    folds = () if artifact.folds is None or not any(r.decode.fold for r in sample) else (artifact.folds,)
+    if is_closed("error", findings, artifact.prefill, artifact.decode, *folds):
+        return
     with findings.section("error") as section:
-        sample = random.Random(artifact.manifest.pair_id).sample(rounded, min(SAMPLE, len(rounded)))
         section.summary = f"{len(sample)} of {len(rounded):,} rounded weights have their recorded error"
-        for record in sample:
-            try:
-                _check_error(artifact, record, section)
-            except QuantkitError as problem:
-                section.problem(problem.what, problem.where)
+        check_each(sample, lambda record: _check_error(artifact, record, section), section)
 
 
 def check_transforms(artifact: Artifact, findings: Findings, accounts: Accounts) -> None:
@@ -77,14 +79,12 @@ def check_transforms(artifact: Artifact, findings: Findings, accounts: Accounts)
     ]  # fmt: skip
     if not derived or artifact.prefill.is_reference:
         return
+    if is_closed("transforms", findings, artifact.prefill, artifact.decode):
+        return
     with findings.section("transforms") as section:
         sample = random.Random(artifact.manifest.pair_id).sample(derived, min(SAMPLE, len(derived)))
         section.summary = f"{len(sample)} of {len(derived):,} derived tensors are what deriving them gives"
-        for record in sample:
-            try:
-                _check_transform(artifact, record.name.rpartition(".")[0], section)
-            except QuantkitError as problem:
-                section.problem(problem.what, problem.where)
+        check_each(sample, lambda r: _check_transform(artifact, r.name.rpartition(".")[0], section), section)
 
 
 def _check_transform(artifact: Artifact, module: str, section: Section) -> None:
@@ -156,6 +156,8 @@ def check_engines(artifact: Artifact, findings: Findings) -> None:
     for view in (artifact.prefill, artifact.decode):
         if view.is_reference:
             findings.skip(f"engines of {view.name}", "the view is a reference")
+            continue
+        if is_closed(f"engines of {view.name}", findings, view):
             continue
         with findings.section(f"engines of {view.name}") as section:
             config = view.tensors.config

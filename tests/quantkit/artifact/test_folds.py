@@ -196,3 +196,11 @@ def test_what_needs_folds_is_not_compared_without_them(copy: Path, damage: str) 
         assert said.value.exit_code == 3 and "verify" in (said.value.hint or "")
     with Artifact.open(copy) as artifact, pytest.raises(ArtifactError):
         artifact.decode[NAME.removesuffix(".awq_scale")].unfolded()
+
+
+def test_missing_folds_are_one_problem_of_each_check(copy: Path) -> None:
+    shutil.rmtree(copy / "folds")
+    found = {c.name: c.detail for c in verify_artifact(copy).problems if c.name != "files"}
+    assert found.keys() == {"folds", "error"}
+    assert found["error"] == "not checked: folds cannot be opened, see folds"
+    assert sum(c.name == "error" for c in verify_artifact(copy).problems) == 1

@@ -240,6 +240,41 @@ def test_truncated_and_missing_shards(copy: Path) -> None:
     assert found(copy) >= {("files", f"decode/{one.name}"), ("files", f"decode/{two.name}")}
 
 
+def test_the_cause_of_a_view_that_does_not_open_stands_once(made: Path, tmp_path: Path) -> None:
+    """And every check that it kept from being made says so in one line, and counts as failed."""
+
+    def truncated(view: Path) -> None:
+        path = view / "model-layer-00001.safetensors"
+        path.write_bytes(path.read_bytes()[:-10])
+
+    damages: dict[str, Callable[[Path], object]] = {
+        "truncated": truncated,
+        "deleted": lambda view: (view / "model-layer-00001.safetensors").unlink(),
+        "stray": lambda view: (view / "extra.safetensors").write_bytes(b"?"),
+        "config": lambda view: (view / "config.json").write_text("{"),
+    }
+    for damage, harm in damages.items():
+        copy = Path(shutil.copytree(made, tmp_path / damage))
+        harm(copy / "decode")
+        problems = verify_artifact(copy).problems
+        names = [p.name for p in problems]
+        assert sorted(names) == ["engines of decode", "error", "files", "headers of decode", "scales of decode"], (
+            damage
+        )
+        unmade = [p.detail for p in problems if p.name not in ("files", "headers of decode")]
+        assert set(unmade) == {"not checked: the decode view cannot be opened, see headers of decode"}
+
+
+def test_one_damage_that_many_weights_meet_is_one_problem(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ArtifactError("cannot be read", where="decode/model-layer-00001.safetensors")
+
+    monkeypatch.setattr("quantkit.artifact.verify.numbers._check_error", fail)
+    (problem,) = verify_artifact(copy).problems
+    assert problem.name == "error" and problem.where == "decode/model-layer-00001.safetensors"
+    assert problem.detail == "cannot be read (12 of 12 not checked)"
+
+
 def test_wrong_source(made: Path, source: Path, tmp_path: Path) -> None:
     other = write_moe(tmp_path / "retrained", "glm_moe_dsa", seed=1)
     problems = verify_artifact(made, against=other).problems
