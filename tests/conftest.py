@@ -3,6 +3,9 @@
 Variables of the Hub client and of quantkit are removed before anything reads them: huggingface_hub takes them
 once, at import, so a fixture would come too late. Unbuffered output would hide what happens to a buffer at exit.
 What stays is QUANTKIT_PEER_PYTHON: it changes nothing of quantkit, and says where tests find llm-compressor.
+
+Triton decides when it is first imported whether kernels run in its interpreter, and transformers imports it: so
+the interpreter is set for all tests, before either. On a GPU, ``make gpu-check`` runs the kernels themselves.
 """
 
 from __future__ import annotations
@@ -16,3 +19,5 @@ for _name in [
     or name in ("NO_COLOR", "PYTHONUNBUFFERED")
 ]:
     del os.environ[_name]
+
+os.environ["TRITON_INTERPRET"] = "1"
