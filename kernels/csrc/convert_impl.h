@@ -9,25 +9,97 @@ namespace {
 
 QK_INLINE vf clamped(vf t) { return maxf(minf(t, splat(7.0f)), splat(-8.0f)); }
 
-// Sum over each of W groups of G weights of f(index of the weight, group's scale); lane i is group i.
+// Sum over each of W groups of G weights of f(index of the weight, group); lane i is group i.
 template <int G, class F>
-QK_INLINE vf group_sums(const float* scales, const F& f) {
+QK_INLINE vf group_sums(const F& f) {
     return across<W>(
         Add{},
         [&](int i) QK_LAMBDA {
-            const vf s = splat(scales[i]);
             return along<G / W, 1>(
-                Add{}, [&](int k) QK_LAMBDA { return f(i * G + k * W, s); }, 0);
+                Add{}, [&](int k) QK_LAMBDA { return f(i * G + k * W, i); }, 0);
         },
         0);
 }
 
-// q of the quotient t = w / s.
-QK_INLINE vf code_of(vf t) { return (clamped(t) + ROUND) - ROUND; }
+// The code q of the quotient t = w / s as bits of ROUND + q, and as a number.
+QK_INLINE vi rounded(vf t) { return bits(clamped(t) + ROUND); }
+QK_INLINE vf code(vi z) { return number(z) - ROUND; }
 
 QK_INLINE vf squared_error(vf w, vf s, vf q) {
     const vf d = w - s * q;
     return d * d;
+}
+
+// The scales of W groups, and bounds of what a division by them gives.
+struct Scales {
+    float values[W];
+#if QK_WIDTH > 4
+    float low[W], high[W];
+    bool is_ordinary;  // neither a scale nor its inverse is near an end of the float32 range
+#endif
+
+    QK_INLINE explicit Scales(vf scale) {
+        store(values, scale);
+#if QK_WIDTH > 4
+        const vf inverse = splat(1.0f) / scale;
+        store(low, inverse * splat(1.0f - 0x1p-22f));
+        store(high, inverse * splat(1.0f + 0x1p-22f));
+        is_ordinary = !any((scale < splat(0x1p-100f)) | (scale > splat(0x1p100f)));
+        __asm__("" : "+m"(values), "+m"(low), "+m"(high));  // broadcast from memory, which is free; GCC shuffles
+#endif
+    }
+};
+
+// Group sums of term(index, scale, z), z = rounded(fl(w / s)), mostly without dividing.
+//
+// Where both bounds round to the same integer, that is q. Proof, for w >= 0 (w < 0 mirrors it): fl(1 / s) is within
+// 2^-24 of 1 / s relative, and so is the rounding of low and high, so that low < (1 - 2^-24) / s and
+// high > (1 + 2^-24) / s. fl(w / s) is within 2^-24 of w / s relative, or below 2^-126, where all is 0. Hence
+// w * low <= fl(w / s) <= w * high, and rounding to integers is monotonic. The sum w * low + ROUND is rounded once,
+// to an integer, since |w / s| < 17 for every candidate (search.py). Clamping comes after rounding here and before it
+// in `rounded`; as its limits are integers that is the same.
+template <int G, class Term>
+QK_INLINE vf code_sums(const float* w, const Scales& scales, const Term& term) {
+#if QK_WIDTH > 4
+    if (__builtin_expect(scales.is_ordinary, 1)) {
+        vi differ{};
+        const vf sums = group_sums<G>([&](int i, int g) QK_LAMBDA {
+            const vf x = load<vf>(w + i);
+            const vi z = bits(fused(x, splat(scales.low[g]), splat(ROUND)));
+            differ |= z ^ bits(fused(x, splat(scales.high[g]), splat(ROUND)));
+            __asm__("" : "+x"(differ));  // now: GCC would keep all z for a tree of ors at the end
+            const vi clamped_z = maxi(mini(z, bits(splat(ROUND + 7.0f))), bits(splat(ROUND - 8.0f)));
+            return term(i, splat(scales.values[g]), clamped_z);
+        });
+        if (__builtin_expect(!any(differ != 0), 1)) return sums;
+    }
+#endif
+    return group_sums<G>([&](int i, int g) QK_LAMBDA {
+        const vf s = splat(scales.values[g]);
+        return term(i, s, rounded(load<vf>(w + i) / s));
+    });
+}
+
+// The scale of output gain 1 for the codes of `scales` (search.py): that, and the sum of squared errors with it,
+// where it is no worse than `first_error`; else what was found.
+template <int G>
+QK_INLINE void unbias(const float* w, const Scales& scales, vf first_error, vf& scale, vf& error) {
+    float t[W * G];
+    for (int i = 0; i < W * G; i += W) store(t + i, load<vf>(w + i) / splat(scales.values[i / G]));
+    const vf overlap = group_sums<G>([&](int i, int) QK_LAMBDA { 
+        return code(rounded(load<vf>(t + i))) * load<vf>(t + i);
+    });
+    const vf square = group_sums<G>([&](int i, int) QK_LAMBDA { return load<vf>(t + i) * load<vf>(t + i); });
+    const vf wanted = from_bf16(bf16_of(scale * (square / overlap)));
+    const vf unbiased = overlap > vf{} ? wanted : scale;
+    float stored[W];
+    store(stored, unbiased);
+    const vf found = group_sums<G>([&](int i, int g) QK_LAMBDA {
+        return squared_error(load<vf>(w + i), splat(stored[g]), code(rounded(load<vf>(t + i))));
+    });
+    const vi is_kept = found <= first_error;
+    scale = is_kept ? unbiased : scale;
+    error = is_kept ? found : error;
 }
 
 // Quantizes W groups of G weights, of which `groups` are written; `importance` belongs to these weights or is null.
@@ -43,71 +115,42 @@ bool quantize_batch(const float* w, const float* importance, int groups, const Q
         0);
     if (any(top >= INFINITE)) return false;
     const vf base = number(top) / splat(7.5f);
+    const auto candidate = [&](int64_t c) QK_LAMBDA {
+        const vf scale = from_bf16(bf16_of(base * splat(out.factors[c])));
+        return Scales(scale == vf{} ? splat(INT4_ZERO_SCALE) : scale);
+    };
+    const auto plain = [&](int i, vf s, vi z) QK_LAMBDA { return squared_error(load<vf>(w + i), s, code(z)); };
+    const auto weighted = [&](int i, vf s, vi z) QK_LAMBDA { return plain(i, s, z) * load<vf>(importance + i); };
+    uint8_t codes[W * G];
+    const auto kept = [&](int i, vf s, vi z) QK_LAMBDA {
+        store(codes + i, to_bytes(z & 15));
+        return plain(i, s, z);
+    };
 
-    float scales[W];  // that the codes are made with
-    vf best_scale{}, best_error{}, first_error{};
-    const auto search = [&](const auto& term) QK_LAMBDA {
-        for (int64_t c = 0; c < out.num_factors; ++c) {
-            const vf rounded = from_bf16(bf16_of(base * splat(out.factors[c])));
-            const vf scale = rounded == vf{} ? splat(INT4_ZERO_SCALE) : rounded;
-            store(scales, scale);
-            const vf error = group_sums<G>(scales, term);
-            const vi is_better = c == 0 ? ~vi{} : error < best_error;
-            best_scale = is_better ? scale : best_scale;
-            best_error = is_better ? error : best_error;
-            if (c == 0) first_error = error;
-        }
-        store(scales, best_scale);
-    };
-    const auto plain = [&](int i, vf s) QK_LAMBDA {
-        const vf x = load<vf>(w + i);
-        return squared_error(x, s, code_of(x / s));
-    };
-    if (importance) {
-        search([&](int i, vf s) QK_LAMBDA { return plain(i, s) * load<vf>(importance + i); });
-        best_error = group_sums<G>(scales, plain);
+    Scales scales = candidate(0);
+    vf best_scale = load<vf>(scales.values), best_error;
+    if (out.num_factors == 1 && !importance && !out.is_unbiased) {
+        best_error = code_sums<G>(w, scales, kept);
     } else {
-        search(plain);
-        if (out.is_unbiased) {
-            const vf overlap = group_sums<G>(scales, [&](int i, vf s) QK_LAMBDA {
-                const vf t = load<vf>(w + i) / s;
-                return code_of(t) * t;
-            });
-            const vf square = group_sums<G>(scales, [&](int i, vf s) QK_LAMBDA {
-                const vf t = load<vf>(w + i) / s;
-                return t * t;
-            });
-            const vf rounded = from_bf16(bf16_of(best_scale * (square / overlap)));
-            const vf unbiased = overlap > vf{} ? rounded : best_scale;
-            float stored[W];
-            store(stored, unbiased);
-            const vf error = group_sums<G>(scales, [&](int i, vf s) QK_LAMBDA {
-                const vf x = load<vf>(w + i);
-                return squared_error(x, splat(stored[i / G]), code_of(x / s));
-            });
-            const vi is_kept = error <= first_error;
-            best_scale = is_kept ? unbiased : best_scale;
-            best_error = is_kept ? error : best_error;
+        best_error = importance ? code_sums<G>(w, scales, weighted) : code_sums<G>(w, scales, plain);
+        const vf first_error = best_error;
+        for (int64_t c = 1; c < out.num_factors; ++c) {
+            const Scales other = candidate(c);
+            const vf error = importance ? code_sums<G>(w, other, weighted) : code_sums<G>(w, other, plain);
+            const vi is_better = error < best_error;
+            best_scale = is_better ? load<vf>(other.values) : best_scale;
+            best_error = is_better ? error : best_error;
         }
+        scales = Scales(best_scale);
+        const vf error = code_sums<G>(w, scales, kept);
+        if (importance) best_error = error;
+        else if (out.is_unbiased) unbias<G>(w, scales, first_error, best_scale, best_error);
     }
-    const vf energy = group_sums<G>(scales, [&](int i, vf) QK_LAMBDA {
-        const vf x = load<vf>(w + i);
-        return x * x;
-    });
+    const vf energy = group_sums<G>([&](int i, int) QK_LAMBDA { return load<vf>(w + i) * load<vf>(w + i); });
     store_some(out.scale + group, to_halves(bf16_of(best_scale)), groups);
     store_some(out.error + group, best_error, groups);
     store_some(out.energy + group, energy, groups);
-
-    uint64_t nibbles[W * G / 8];
-    for (int i = 0; i < groups; ++i) {
-        const vf s = splat(scales[i]);
-        for (int k = 0; k < G; k += W) {
-            const vi q = bits(clamped(load<vf>(w + i * G + k) / s) + (ROUND + 8.0f)) & 15;
-            store(reinterpret_cast<uint8_t*>(nibbles) + i * G + k, to_bytes(q));
-        }
-    }
-    uint32_t* words = out.packed + group * (G / 8);
-    for (int i = 0; i < groups * G / 8; ++i) words[i] = pack8(nibbles[i]);
+    pack_codes(codes, int64_t(groups) * G, out.packed + group * (G / 8));
     return true;
 }
 

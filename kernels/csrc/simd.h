@@ -1,6 +1,6 @@
 // Vectors of QK_WIDTH float32 lanes through the GCC/Clang vector extension: one source for every instruction set.
 //
-// Only operations with one IEEE result are used (no fused multiply-add, no reciprocal, no approximate minimum),
+// Results come from operations with one IEEE result (no fused multiply-add, no reciprocal, no approximate minimum),
 // so all widths give the same bits. Everything is in an unnamed namespace and nothing of the standard library is
 // instantiated: code compiled for AVX-512 must never be merged with, or stand in for, portable code at link time.
 #ifndef QK_WIDTH
@@ -49,13 +49,17 @@ QK_INLINE vf number(vi x) { return (vf)x; }
 QK_INLINE vi magnitude(vf x) { return bits(x) & 0x7fffffff; }
 
 // Operations that GCC 12 does not find in the generic form (it takes bytes apart one by one, and compares and
-// blends for a minimum). a < b ? a : b is exactly the instruction's meaning; NaN never gets here.
+// blends for a minimum). a < b ? a : b is exactly the instruction's meaning; NaN never gets here. any(mask): whether a
+// lane is set, all bits or none. fused: a * b + c rounded once; used where it decides no bit of a result.
 #if QK_WIDTH == 16
 QK_INLINE vi widen(vb x) { return (vi)_mm512_cvtepu8_epi32((__m128i)x); }
 QK_INLINE vi widen(vh x) { return (vi)_mm512_cvtepu16_epi32((__m256i)x); }
 QK_INLINE vb to_bytes(vi x) { return (vb)_mm512_cvtepi32_epi8((__m512i)x); }
 QK_INLINE vh to_halves(vi x) { return (vh)_mm512_cvtepi32_epi16((__m512i)x); }
+QK_INLINE bool any(vi mask) { return _mm512_movepi32_mask((__m512i)mask) != 0; }
 QK_INLINE vi maxi(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+QK_INLINE vi mini(vi a, vi b) { return (vi)_mm512_min_epi32((__m512i)a, (__m512i)b); }
+QK_INLINE vf fused(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 QK_INLINE vf maxf(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 QK_INLINE vf minf(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
 #elif QK_WIDTH == 8
@@ -71,7 +75,10 @@ QK_INLINE vb to_bytes(vi x) {  // x in [0, 255]
     memcpy(&out, &bytes, sizeof out);
     return out;
 }
+QK_INLINE bool any(vi mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
 QK_INLINE vi maxi(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+QK_INLINE vi mini(vi a, vi b) { return (vi)_mm256_min_epi32((__m256i)a, (__m256i)b); }
+QK_INLINE vf fused(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 QK_INLINE vf maxf(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 QK_INLINE vf minf(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
 #else
@@ -79,6 +86,11 @@ QK_INLINE vi widen(vb x) { return __builtin_convertvector(x, vi); }
 QK_INLINE vi widen(vh x) { return __builtin_convertvector(x, vi); }
 QK_INLINE vb to_bytes(vi x) { return __builtin_convertvector(x, vb); }
 QK_INLINE vh to_halves(vi x) { return __builtin_convertvector(x, vh); }
+QK_INLINE bool any(vi mask) {
+    int32_t lanes = 0;
+    for (int i = 0; i < W; ++i) lanes |= mask[i];
+    return lanes != 0;
+}
 QK_INLINE vi maxi(vi a, vi b) { return a > b ? a : b; }
 QK_INLINE vf maxf(vf a, vf b) { return a > b ? a : b; }
 QK_INLINE vf minf(vf a, vf b) { return a < b ? a : b; }

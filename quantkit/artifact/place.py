@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from pathlib import Path
 
 from ..checkpoint.tensor import TensorInfo
 from ..errors import SourceError, UsageError
-from .canonical import READ_BYTES
+from .digests import FileDigests
 from .durable import disk_errors, fsync_dir
 from .layout import UNFINISHED_SUFFIX
 from .shard import pwrite_all, reserve, start_writeback
 
 FICLONE = 0x40049409  # linux/fs.h, _IOW(0x94, 9, int)
+READ_BYTES = 1 << 20  # stays in the cache between reading, hashing and writing
 
 
 class Way(str, Enum):
@@ -141,8 +141,7 @@ def _read_through(
     out: int | None,
     on_bytes: Callable[[int], None],
 ) -> PlacedFile:
-    whole = hashlib.sha256()
-    slicer = _TensorDigests(tensors)
+    digests = FileDigests(tensors)
     buffer = memoryview(bytearray(min(READ_BYTES, max(nbytes, 1))))
     position = 0
     while position < nbytes:
@@ -150,46 +149,13 @@ def _read_through(
         if count == 0:
             raise SourceError(f"ends at byte {position} of {nbytes}", where=str(source))
         piece = buffer[:count]
-        whole.update(piece)
-        slicer.update(piece, position)
+        digests.update(piece)
         if out is not None:
             pwrite_all(out, piece, position)
             start_writeback(out, position, count)
         position += count
         on_bytes(count)
-    return PlacedFile(nbytes, whole.hexdigest(), slicer.digests())
-
-
-class _TensorDigests:
-    """Cuts a file read in order into its tensors and hashes each."""
-
-    def __init__(self, tensors: Sequence[TensorInfo]) -> None:
-        self._tensors = sorted(tensors, key=lambda t: (t.offset, t.nbytes))
-        self._next = 0
-        self._sha = hashlib.sha256()
-        self._done: dict[str, str] = {}
-
-    def update(self, piece: memoryview, position: int) -> None:
-        end = position + len(piece)
-        while self._next < len(self._tensors):
-            tensor = self._tensors[self._next]
-            stop = tensor.offset + tensor.nbytes
-            if tensor.offset < end:
-                self._sha.update(piece[max(tensor.offset - position, 0) : max(stop - position, 0)])
-            if stop > end:
-                return
-            self._close(tensor)
-
-    def _close(self, tensor: TensorInfo) -> None:
-        self._done[tensor.name] = self._sha.hexdigest()
-        self._sha = hashlib.sha256()
-        self._next += 1
-
-    def digests(self) -> dict[str, str]:
-        if self._next != len(self._tensors):
-            tensor = self._tensors[self._next]
-            raise SourceError("lies beyond the end of its file", where=f"{tensor.file}: {tensor.name}")
-        return self._done
+    return PlacedFile(nbytes, digests.of_file(), digests.of_tensors())
 
 
 def _clone(source_fd: int, target_fd: int) -> bool:

@@ -5,8 +5,8 @@ key and leaves mode 0600. Here offsets are fixed before the first byte, so that 
 tensors at once (pwrite), every tensor is hashed as it is written, and a file interrupted half-way can be
 continued.
 
-A shard lives under ``NAME.unfinished`` until ``finish``: hash of the whole file in one in-order pass, fdatasync,
-rename, directory fsync, in this order; a file under its final name is therefore complete.
+A shard lives under ``NAME.unfinished`` until ``finish``: hash of the whole file, read in order (``prefix.py``),
+fdatasync, rename, directory fsync, in this order; a file under its final name is therefore complete.
 
 Left out: the journal that says which tensors of an unfinished shard are already there (``journal.py``).
 """
@@ -17,15 +17,16 @@ import ctypes
 import errno
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..safetensors_header import render_header
 from ..scheme import OutputTensor
-from .canonical import READ_BYTES, hash_file
+from .canonical import READ_BYTES
 from .durable import disk_errors, fsync_dir
 from .layout import UNFINISHED_SUFFIX
+from .prefix import PrefixDigest
 
 Buffer = bytes | bytearray | memoryview
 
@@ -45,10 +46,12 @@ class TensorSink:
     since the shapes were planned.
     """
 
-    def __init__(self, fd: int, path: Path, tensor: OutputTensor, offset: int) -> None:
-        self._fd, self._path, self._tensor, self._offset = fd, path, tensor, offset
+    def __init__(self, fd: int, path: Path, tensor: OutputTensor, offset: int, prefix: PrefixDigest) -> None:
+        from quantkit_kernels.digest import sha256
+
+        self._fd, self._path, self._tensor, self._offset, self._prefix = fd, path, tensor, offset, prefix
         self._written = 0
-        self._sha = hashlib.sha256()
+        self._sha = sha256()
 
     def write(self, data: Buffer) -> None:
         view = memoryview(data)
@@ -58,7 +61,7 @@ class TensorSink:
             raise RuntimeError(f"{self._tensor.name}: more bytes than its shape has")
         with disk_errors(self._path):
             pwrite_all(self._fd, view, self._offset + self._written)
-        self._sha.update(view)
+        self._prefix.update(self._sha, view)
         self._written += len(view)
 
     def digest(self) -> str:
@@ -93,6 +96,9 @@ class ShardWriter:
             self.resumed = self._has_same_header()
             if not self.resumed:
                 self._start()
+            ends = ((tensor.name, self._offsets[tensor.name] + tensor.nbytes) for tensor in tensors)
+            self._prefix = PrefixDigest(self._fd, (("", len(self._header)), *ends))
+            self._prefix.add(("",))  # the header
         except BaseException:
             self.close()
             raise
@@ -110,7 +116,23 @@ class ShardWriter:
 
     def sink(self, name: str) -> TensorSink:
         """Where to write the bytes of one tensor."""
-        return TensorSink(self._fd, self.path, self._tensors[name], self._offsets[name])
+        return TensorSink(self._fd, self.path, self._tensors[name], self._offsets[name], self._prefix)
+
+    def preset(self, known: Mapping[str, bytes]) -> None:
+        """Write tensors whose bytes are known before their jobs run; those write the same once more.
+
+        Small tensors may stand before large ones: the file's digest needs them first.
+        """
+        with disk_errors(self.path):
+            for name, data in known.items():
+                if len(data) != self._tensors[name].nbytes:
+                    raise RuntimeError(f"{name}: {len(data)} bytes, its shape has {self._tensors[name].nbytes}")
+                pwrite_all(self._fd, memoryview(data), self._offsets[name])
+        self.settle(known)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """These tensors are written and stay as they are, so that the file's digest may count them in."""
+        self._prefix.add(names)
 
     def rehash(self, name: str) -> str:
         """sha256 of what the file holds for a tensor now (after an interruption)."""
@@ -136,16 +158,16 @@ class ShardWriter:
     def finish(self) -> FileDigest:
         """Complete the file under its final name; all tensors were written.
 
-        The hash pass reads the file back while the kernel is already writing it out, and comes before the sync.
+        What the digest lacks is read back while the kernel is already writing it out, before the sync.
         """
-        sha256, nbytes = hash_file(self.unfinished)
+        sha256 = self._prefix.finish(self.nbytes)
         with disk_errors(self.path):
             os.fdatasync(self._fd)
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
             self.unfinished.replace(self.path)
             fsync_dir(self.path.parent)
         self.close()
-        return FileDigest(nbytes, sha256)
+        return FileDigest(self.nbytes, sha256)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -23,7 +23,7 @@ from .calibrated import Calibration
 from .calibrated_jobs import is_calibrated
 from .crew import Crew
 from .foreign import ForeignCalibration
-from .ops import JobContext, JobResult
+from .ops import JobContext, JobResult, known_outputs
 from .progress import OnProgress, Ticker
 from .quality import QualityBudget, without_amended
 from .shards import ShardState
@@ -71,10 +71,10 @@ class Executor:
     ) -> None:  # fmt: skip
         self.checkpoint, self.target, self.sources, self._budget = checkpoint, target, sources, budget
         self.quality, self.calibration = quality, calibration
+        self._by_tensor = {weight.weight.name: weight for weight in checkpoint.weights().values()}
         self.states = [self._state(shard) for shard in shards]
         self._ticker = Ticker(0, None)
         self._crew: Crew[Unit] | None = None
-        self._by_tensor = {weight.weight.name: weight for weight in checkpoint.weights().values()}
         self._rank = {file: rank for rank, file in enumerate(checkpoint.files)}
         self._downloads = 0
 
@@ -171,7 +171,7 @@ class Executor:
     def _state(self, shard: Shard) -> ShardState:
         return ShardState(
             shard, self.target.work, self.target.journal, self.sources.jobs_durable,
-            held=self.quality.holds(shard),
+            held=self.quality.holds(shard), known=lambda: known_outputs(shard.jobs, self._by_tensor),
         )  # fmt: skip
 
     def _files_of(self, layer: int) -> list[ShardState]:

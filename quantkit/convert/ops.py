@@ -7,7 +7,7 @@ bytes. Numerics are those of ``quantkit_kernels``; nothing is computed here but 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,16 @@ def run_job(job: Job, context: JobContext, writer: ShardWriter) -> JobResult:
     return JobResult({name: sink.digest() for name, sink in sinks.items()}, error)
 
 
+def known_outputs(jobs: Iterable[Job], by_tensor: Mapping[str, StoredWeight]) -> dict[str, bytes]:
+    """Name and bytes of the outputs that follow from shapes alone."""
+    return {
+        output.name: _shape_bytes(by_tensor[job.sources[0]])
+        for job in jobs
+        for output in job.outputs
+        if job.op is Op.TO_INT4 and output.name.endswith(".weight_shape")
+    }
+
+
 def _copy(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> None:
     info = context.checkpoint.tensors[job.sources[0]]
     (sink,) = sinks.values()
@@ -101,7 +111,6 @@ def _refuse_nan_codes(info: TensorInfo, position: int, piece: memoryview) -> Non
 
 
 def _to_int4(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> float:
-    import numpy as np
 
     reader = _reader(job, context)
     packed, scale, shape = (_by_suffix(sinks, s) for s in ("weight_packed", "weight_scale", "weight_shape"))
@@ -114,7 +123,7 @@ def _to_int4(job: Job, context: JobContext, sinks: Mapping[str, TensorSink]) -> 
         scale.write(_bytes(result.scale))
         figure.add(result.error, result.energy)
         context.on_bytes((stop - start) * row_nbytes(reader.weight))
-    shape.write(_bytes(np.array(reader.weight.shape, dtype="<i8")))
+    shape.write(_shape_bytes(reader.weight))
     return figure.relative(reader.weight.weight)
 
 
@@ -122,12 +131,11 @@ def write_int4(
     job: Job, weight: StoredWeight, result: Int4Weight, writer: ShardWriter, calibration: dict[str, Any]
 ) -> JobResult:
     """Write what calibration made of a whole weight; the counterpart of ``run_job`` for calibrated methods."""
-    import numpy as np
 
     sinks = {output.name: writer.sink(output.name) for output in job.outputs}
     _by_suffix(sinks, "weight_packed").write(_bytes(result.packed))
     _by_suffix(sinks, "weight_scale").write(_bytes(result.scale))
-    _by_suffix(sinks, "weight_shape").write(_bytes(np.array(weight.shape, dtype="<i8")))
+    _by_suffix(sinks, "weight_shape").write(_shape_bytes(weight))
     digests = {name: sink.digest() for name, sink in sinks.items()}
     return JobResult(digests, relative_error(weight, result), calibration)
 
@@ -257,6 +265,10 @@ def _by_suffix(sinks: Mapping[str, TensorSink], *suffixes: str) -> TensorSink:
         if name.rpartition(".")[2] in suffixes:
             return sink
     raise RuntimeError(f"no output called {' or '.join(suffixes)} among {', '.join(sinks)}")
+
+
+def _shape_bytes(weight: StoredWeight) -> bytes:
+    return b"".join(size.to_bytes(8, "little") for size in weight.shape)
 
 
 def _bytes(array: Any) -> memoryview:

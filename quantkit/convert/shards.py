@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,10 @@ FLUSH_BYTES = 256 << 20
 class ShardState:
     """One shard of the plan.
 
+    Args:
+        held: see ``is_held``.
+        known: gives the tensors whose bytes are known before their jobs run.
+
     Attributes:
         results: job index -> result, for the jobs that are done.
         digest: the finished file, None before.
@@ -35,14 +39,14 @@ class ShardState:
 
     def __init__(
         self, shard: Shard, work: Path, journal: Journal, on_durable: Callable[[Iterable[Job]], None],
-        *, held: bool = False,
+        *, held: bool = False, known: Callable[[], Mapping[str, bytes]] = dict,
     ) -> None:  # fmt: skip
         self.shard, self.is_held = shard, held
         self.name = view_path(shard.view, shard.file)
         self.path = work / shard.view / shard.file
         self.results: dict[int, JobResult] = {}
         self.digest: FileDigest | None = None
-        self._journal, self._on_durable = journal, on_durable
+        self._journal, self._on_durable, self._known = journal, on_durable, known
         self._waiting: list[Job] = []  # journalled while held
         self._writer: ShardWriter | None = None
         self._offsets: dict[str, int] | None = None
@@ -78,6 +82,8 @@ class ShardState:
                 for index, result in known.items()
                 if all(writer.rehash(name) == sha256 for name, sha256 in result.outputs.items())
             }
+            for result in self.results.values():
+                writer.settle(result.outputs)
 
     @property
     def is_complete(self) -> bool:
@@ -108,6 +114,7 @@ class ShardState:
         with self._lock:
             if self._writer is None:
                 self._writer = ShardWriter(self.path, self.shard.tensors)
+                self._writer.preset(self._known())
             return self._writer
 
     def read(self, tensor: OutputTensor) -> bytes:
@@ -125,6 +132,8 @@ class ShardState:
             self.results[index] = result
             self._fresh.append(index)
             self._fresh_bytes += self.shard.jobs[index].nbytes
+            if self._writer is not None:
+                self._writer.settle(result.outputs)
             complete = self.is_complete
             finish = complete and not self.is_held
             flush = complete or self._fresh_bytes >= FLUSH_BYTES

@@ -25,7 +25,7 @@ from ..units import format_bytes
 from .fate import Job, Op
 
 READ_BYTES = 8 << 20
-DEFAULT_TILE = 4 << 20  # source bytes
+DEFAULT_TILE = 1 << 20  # source bytes: with what comes of them they stay in a core's cache
 SMALLEST_TILE = 256 << 10
 MAX_DEFAULT_WORKERS = 8
 # Peak scratch of one worker per byte of tile: the widest path is INT4 -> FP8 with its float32 copies, the usual

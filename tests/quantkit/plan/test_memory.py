@@ -27,8 +27,8 @@ def _base(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_formula() -> None:
     budget = choose_budget(3, None, 0, "cpu")
-    assert (budget.workers, budget.tile_bytes) == (3, 4 * MIB)
-    assert budget.peak_bytes == (100 + 3 * (2 * 8 + 10 * 4)) * MIB
+    assert (budget.workers, budget.tile_bytes) == (3, MIB)
+    assert budget.peak_bytes == (100 + 3 * (2 * 8 + 10)) * MIB
 
 
 def test_buffers_are_those_of_the_writer() -> None:
