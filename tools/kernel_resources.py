@@ -61,7 +61,7 @@ class _Driver:
         return self._target
 
     def get_current_device(self) -> int:
-        return self._target.arch  # kernels are kept per device: one for each architecture
+        return int(self._target.arch)  # kernels are kept per device: one for each architecture
 
     def get_current_stream(self, device: int) -> int:
         return 0
