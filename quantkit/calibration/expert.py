@@ -21,7 +21,7 @@ tiny-glm with 128 tokens per expert, on tiny-qwen3 with 128 and with 512 (48 blo
 
 **All tokens** (``route_all``). Hessians from all tokens of the layer, each counting 1, as llm-compressor's
 ``moe_calibrate_all_experts`` does it; outputs, and thereby what the next layer sees, go by the routing as ever. No
-expert is starved then, so ``min_tokens`` has no effect; the facts still count the tokens that were routed to it.
+expert is starved then, so ``min_tokens`` has no effect; the facts count all tokens, and those routed to it.
 The products of the Hessians cost as many times more as there are experts for each one that a token is routed to.
 
 What each choice gave, mean KL divergence of tiny-glm to its FP8 weights, groups of 32, converted with the default
@@ -151,6 +151,7 @@ def calibrate_expert(
     entry = [p for p in (GATE, UP) if p in chosen]
     found: dict[str, Calibrated] = {}
     original = weights
+    sent: dict[str, Any] = {"routed": tokens} if settings.route_all else {}
 
     def hessian_of(projections: list[str], seen: Callable[[Tensor], Tensor]) -> Hessian:
         at = f"{where}.{'/'.join(projections)}"
@@ -174,7 +175,7 @@ def calibrate_expert(
             for projection, result in zip(alike, results, strict=True):
                 if over is not None:
                     result = retried(result, weights[projection], hessian, own, partial(over, projection))
-                found[projection] = replace(result, tokens=tokens, **moved.get(projection, {}))
+                found[projection] = replace(result, **sent, **moved.get(projection, {}))
                 replaced[projection] = _back(result, hessian.columns)
 
     if entry:
@@ -189,7 +190,8 @@ def calibrate_expert(
 def facts(result: Calibrated, settings: ExpertSettings) -> dict[str, Any]:
     """What the artifact records of a calibrated weight; figures are rounded by whoever writes them.
 
-    ``tokens`` routed to the expert, ``shrunk`` if these were too few, ``form`` of the Hessian, ``percdamp`` used
+    ``tokens`` that it learned from, ``shrunk`` if these were too few, ``routed_tokens`` only where it learned from
+    all: what the router sent; ``form`` of the Hessian, ``percdamp`` used
     and the ``attempts`` it took, rows that took a floor's codes, and ``error_to_rtn``, squared error of the output
     over the tokens relative to rounding to nearest (None when that has none), ``weight_error_to_rtn``, that of the
     weight whatever the tokens; of folded weights ``fold_alpha``, and ``retry`` only where one was taken.
@@ -197,7 +199,8 @@ def facts(result: Calibrated, settings: ExpertSettings) -> dict[str, Any]:
     rtn, plain = (errors.get("rtn", 0.0) for errors in (result.floor_errors, result.floor_weight_errors))
     error = float(result.weight.error.sum(axis=1, dtype="float64").sum())
     return {
-        "tokens": result.tokens, "shrunk": settings.is_starved(result.tokens), "form": result.form,
+        "tokens": result.tokens, "shrunk": settings.is_starved(result.tokens),
+        **({} if result.routed is None else {"routed_tokens": result.routed}), "form": result.form,
         "percdamp": result.percdamp, "attempts": result.attempts, "rows_from_floor": result.rows_from_floor,
         "error_to_rtn": result.hessian_error / rtn if rtn > 0 else None,
         **({} if result.retry is None else {"retry": result.retry}),

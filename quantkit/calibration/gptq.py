@@ -91,6 +91,7 @@ class Calibrated:
         fold_alpha: the exponent it was made with.
         rows_from_floor: output rows that took a floor's codes.
         tokens: tokens of the Hessian.
+        routed: those of them that the router sent to the expert, where it learned from all; else None.
         percdamp: dampening used, as a share of the mean diagonal.
         attempts: 1, or more if dampening had to be raised.
         form: how the Hessian was used: ``dense`` or ``low-rank`` (GPTQ), ``diagonal`` (AWQ), ``none`` if there
@@ -110,6 +111,7 @@ class Calibrated:
     floor_weight_errors: dict[str, float] = field(default_factory=dict)
     fold_scale: NDArray[np.float32] | None = None
     fold_alpha: float | None = None
+    routed: int | None = None
 
     def float32(self) -> NDArray[np.float32]:
         """The numbers ``[O, I]`` that the INT4 weight stands for."""

@@ -20,6 +20,8 @@ _CALIBRATED = (
     ">weight error to rtn",
     ">dampening",
 )
+_ROUTED = {">tokens, least": ">routed, least"}  # where experts learned from all tokens
+_NAMES = 3  # of the retried weights of a layer
 
 
 def conversion(path: str, found: Mapping[str, Any]) -> Iterator[Block]:
@@ -38,6 +40,7 @@ def conversion(path: str, found: Mapping[str, Any]) -> Iterator[Block]:
             f"{kept['weights']:,} weights over the limit, at most {worst['relative_error']:.3%} "
             f"where {worst['limit']:.3%} is allowed"
         )
+    yield from _retried(found.get("exceptions", {}).get("retried"))
     errors, layers = found["errors"].get("decode"), found.get("calibration", {})
     if errors is None:
         yield "No weight of the decode view was rounded."
@@ -46,8 +49,9 @@ def conversion(path: str, found: Mapping[str, Any]) -> Iterator[Block]:
     for name, row in errors["by_projection"].items():
         yield f"           {_spread(row)}: {name}"
     if layers:
-        yield from _calibration(layers, found["exceptions"])
-    columns = ["layer", ">weights", ">error, mean", ">largest", *(_CALIBRATED if layers else ())]
+        yield from _calibration(layers, found["exceptions"], found.get("route_all", False))
+    calibrated = [_ROUTED.get(name, name) if _is_routed(layers) else name for name in _CALIBRATED]
+    columns = ["layer", ">weights", ">error, mean", ">largest", *(calibrated if layers else ())]
     rows = [
         [layer, f"{row['weights']:,}", f"{row['rms']:.3%}", f"{row['max']:.3%}",
          *(_covered(layers.get(layer)) if layers else ())]
@@ -60,9 +64,42 @@ def _spread(row: Mapping[str, Any]) -> str:
     return f"{row['weights']:,} weights, relative error {row['rms']:.3%} in the mean, {row['max']:.3%} at most"
 
 
-def _calibration(layers: Mapping[str, Mapping[str, Any]], exceptions: Mapping[str, Any]) -> Iterator[Block]:
-    tokens = [count for row in layers.values() for count in row["tokens"]]
-    if tokens:
+def _retried(layers: Mapping[str, Mapping[str, list[str]]] | None) -> Iterator[Block]:
+    """Weights that a quality budget had tried again, by layer; None: it does not ask for it."""
+    from quantkit.artifact.attachments.retries import count_by_way
+
+    if layers is None:
+        return
+    total = sum(len(names) for ways in layers.values() for names in ways.values())
+    ways = f": {count_by_way(layers)}; --json names all" if total else ""
+    yield f"retried    {total:,} weights under the quality budget{ways}"
+    for layer, found in layers.items():
+        names = [name.partition(f".layers.{layer}.")[2] or name for way in found.values() for name in way]
+        more = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
+        yield f"           layer {layer}: {len(names):,}: {', '.join(names[:_NAMES])}{more}"
+
+
+def _is_routed(layers: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether experts learned from more tokens than the router sent, which are known apart."""
+    return any("routed_tokens" in row for row in layers.values())
+
+
+def _sent(row: Mapping[str, Any]) -> list[int]:
+    found: list[int] = row.get("routed_tokens", row["tokens"])
+    return found
+
+
+def _calibration(
+    layers: Mapping[str, Mapping[str, Any]], exceptions: Mapping[str, Any], is_route_all: bool
+) -> Iterator[Block]:
+    tokens = [count for row in layers.values() for count in _sent(row)]
+    if tokens and is_route_all:
+        routed = (
+            f"; the router sent {min(tokens):,} at least, {median(tokens):,.0f} in the middle; "
+            f"{tokens.count(0):,} without any" if _is_routed(layers) else ""
+        )  # fmt: skip
+        yield f"experts    {len(tokens):,}; route-all: each learned from all tokens, none is starved{routed}"
+    elif tokens:
         starved = sum(len(row["shrunk_experts"]) for row in layers.values())
         yield (
             f"experts    {len(tokens):,}; tokens {min(tokens):,} at least, {median(tokens):,.0f} in the middle; "
@@ -77,7 +114,7 @@ def _calibration(layers: Mapping[str, Mapping[str, Any]], exceptions: Mapping[st
 def _covered(row: Mapping[str, Any] | None) -> list[str]:
     if row is None:
         return [""] * len(_CALIBRATED)
-    tokens = row["tokens"]
+    tokens = _sent(row)
     return [
         f"{len(tokens):,}", f"{min(tokens):,}" if tokens else "", f"{median(tokens):,.0f}" if tokens else "",
         f"{len(row['shrunk_experts']):,}", _number(row["error_to_rtn"]),

@@ -24,6 +24,7 @@ class _Expert:
     """The weights of one expert."""
 
     tokens: int = 0
+    routed: int | None = None
     is_shrunk: bool = False
     squares: float = 0.0  # of relative errors
     weights: int = 0
@@ -31,6 +32,7 @@ class _Expert:
 
     def add(self, facts: dict[str, Any], error: float) -> None:
         self.tokens, self.is_shrunk = facts["tokens"], self.is_shrunk or facts["shrunk"]
+        self.routed = facts.get("routed_tokens")
         self.squares, self.weights = self.squares + error * error, self.weights + 1
         if facts["error_to_rtn"] is not None:
             self.gains.append(facts["error_to_rtn"])
@@ -61,11 +63,14 @@ class _Layer:
 
     def to_json(self) -> dict[str, Any]:
         """Medians over weights: ``error_to_rtn``, the squared output error relative to rtn's;
-        ``weight_error_to_rtn``, that of the weights themselves; ``fold_alpha``, where weights were folded."""
+        ``weight_error_to_rtn``, that of the weights themselves; ``fold_alpha``, where weights were folded.
+        ``routed_tokens`` is there where experts learned from all tokens: what the router sent to each."""
         found = sorted(self.experts.items())
+        routed = [expert.routed for _, expert in found if expert.routed is not None]
         return {
             "experts": [number for number, _ in found],
             "tokens": [expert.tokens for _, expert in found],
+            **({"routed_tokens": routed} if routed else {}),
             "errors": [round_figure(sqrt(expert.squares / expert.weights)) for _, expert in found],
             "errors_to_rtn": [_median(expert.gains) for _, expert in found],
             "shrunk_experts": [number for number, expert in found if expert.is_shrunk],
@@ -90,7 +95,7 @@ class Coverage:
             return
         key = "none" if record.layer is None else str(record.layer)
         self._layers.setdefault(key, _Layer()).add(record.expert, facts, record.decode.relative_error or 0.0)
-        if facts["attempts"] > 1:
+        if facts["attempts"] > 1 or facts.get("retry") == "dampening":
             entry = {"tensor": record.name, "percdamp": facts["percdamp"], "attempts": facts["attempts"]}
             self._dampened.append(entry)
         if facts["form"] == "none":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..canonical import round_figure
 from ..layout import VIEWS
 from .coverage import Coverage
+from .retries import Retries
 
 if TYPE_CHECKING:
     from ..manifest import Manifest
@@ -48,9 +49,10 @@ def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[st
     sums: dict[str, dict[str, dict[str, _Errors]]] = {
         view: {key: defaultdict(_Errors) for key in ("total", "layer", "projection", "role")} for view in VIEWS
     }
-    coverage = Coverage()
+    coverage, retries = Coverage(), Retries(manifest.recipe)
     for record in records:
         coverage.add(record)
+        retries.add(record)
         for view in VIEWS:
             error = record.outcome(view).relative_error
             if error is None:
@@ -77,7 +79,19 @@ def build_report(manifest: Manifest, records: Iterable[TensorRecord]) -> dict[st
         "recipe": manifest.recipe, "engine": manifest.engine, "counts": manifest.counts,
         "sizes": {name: view.nbytes for name, view in manifest.views.items()}, "errors": views,
         **({"amendments": [a.to_json() for a in manifest.plan_amendments]} if manifest.plan_amendments else {}),
-        **({"calibration": layers, "exceptions": coverage.exceptions()} if (layers := coverage.layers()) else {}),
+        **_calibration(manifest, coverage, retries),
+    }  # fmt: skip
+
+
+def _calibration(manifest: Manifest, coverage: Coverage, retries: Retries) -> dict[str, Any]:
+    """How weights were calibrated, and those that were not treated as asked."""
+    layers = coverage.layers()
+    settings = manifest.recipe.get("calibration") or {}
+    # Every other engine lets its experts learn from all tokens, whatever is asked.
+    is_route_all = bool(layers) and (bool(settings.get("route_all")) or manifest.engine != "quantkit")
+    return {
+        **({"route_all": True} if is_route_all else {}), **({"calibration": layers} if layers else {}),
+        **({"exceptions": coverage.exceptions() | retries.to_json()} if layers or retries.are_asked else {}),
     }  # fmt: skip
 
 

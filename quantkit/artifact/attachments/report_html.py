@@ -8,6 +8,7 @@ from typing import Any
 
 from ...units import format_bytes
 from .calibration_html import STYLE, calibration_section, table
+from .retries import count_by_way
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;
@@ -22,6 +23,7 @@ code{font-size:.9em}svg{max-width:100%;height:auto}svg text{fill:currentColor;fo
 """
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 880, 260, 56, 44, 12
 _TICKS = 4
+_NAMES = 12  # of a layer's retried weights; report.json has all
 
 
 def render_html(report: Mapping[str, Any]) -> bytes:
@@ -36,6 +38,7 @@ def render_html(report: Mapping[str, Any]) -> bytes:
         f"<p>pair <code>{escape(report['pair_id'][:16])}</code></p>",
         _sizes(report["sizes"]),
         *_amendments(report.get("amendments", ())),
+        *_retried(report.get("exceptions", {}).get("retried")),
     ]
     if calibrated:
         parts.append(calibrated)
@@ -69,6 +72,24 @@ def _amendments(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for a in found
     )  # fmt: skip
     yield table(columns, rows, len(found))
+
+
+def _retried(layers: Mapping[str, Mapping[str, list[str]]] | None) -> Iterator[str]:
+    """Weights that a quality budget had tried again; None: it does not ask for it."""
+    if layers is None:
+        return
+    total = sum(len(names) for ways in layers.values() for names in ways.values())
+    yield f"<h2>Retried under the quality budget: {total:,} weights</h2>"
+    if not total:
+        return
+    yield f"<p>{escape(count_by_way(layers))}.</p>"
+    rows = []
+    for layer, ways in layers.items():
+        names = [f"{name} ({way})" for way, found in ways.items() for name in found]
+        shown = "<br>".join(f"<code>{escape(name)}</code>" for name in names[:_NAMES])
+        more = f"<br>{len(names) - _NAMES:,} more in report.json" if len(names) > _NAMES else ""
+        rows.append([escape(layer), f"{len(names):,}", shown + more])
+    yield table(("layer", ">weights", "retry"), rows, len(rows), most=len(rows))
 
 
 def _view_section(view: str, errors: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from quantkit.artifact.layout import JOURNAL
 from quantkit.artifact.records import read_records
 from quantkit.artifact.shard import ShardWriter
 from quantkit.calibration.stream import Stream
+from quantkit.cli import show_report
 from quantkit.convert.shards import ShardState
 from quantkit.errors import GateFailed, RecipeError
 from tests.builders import write_moe
@@ -197,6 +198,26 @@ def test_fail_names_the_weight_and_fails_again_without_computing(
     assert str(again.value) == str(caught.value)
 
 
+def check_report_of_retries(artifact: Path, *, calibrated: bool) -> list[str]:
+    """Nothing is retried without a line, in every form of the report; the names."""
+    stored = json.loads((artifact / "attachments" / "report.json").read_text())
+    (ways,) = stored["exceptions"]["retried"].values()
+    ((way, names),) = ways.items()
+    assert way == ("dampening" if calibrated else "mse") and len(names) == len(set(names)) > 0
+    if calibrated:
+        records = {r.name: r.decode.calibration or {} for r in read_records(artifact)}
+        assert {name for name, facts in records.items() if "retry" in facts} == set(names)
+        dampened = {e["tensor"]: e["percdamp"] for e in stored["exceptions"]["dampened"]}
+        assert dampened == {name: records[name]["percdamp"] for name in names}
+    page = (artifact / "attachments" / "report.html").read_text()
+    assert f"Retried under the quality budget: {len(names)} weights" in page
+    assert f"<code>{names[0]} ({way})</code>" in page
+    text = "\n".join(map(str, show_report.conversion("x", stored)))
+    assert f"retried    {len(names)} weights under the quality budget: {len(names)} " in text
+    assert f"layer 1: {len(names)}: {names[0].partition('.layers.1.')[2]}" in text
+    return names
+
+
 def test_rtn_is_tried_again_by_mse(tmp_path: Path) -> None:
     mse(tmp_path / "rtn", method="rtn")
     mse(tmp_path / "mse")
@@ -210,6 +231,8 @@ def test_rtn_is_tried_again_by_mse(tmp_path: Path) -> None:
     assert tried
     for name, outcome in ours.items():
         assert outcome == (second if name in tried else first)[name]
+    assert set(check_report_of_retries(tmp_path / "out", calibrated=False)) == tried
+    assert "exceptions" not in json.loads((tmp_path / "rtn" / "attachments" / "report.json").read_text())
 
 
 def test_mse_has_nothing_to_try(tmp_path: Path) -> None:
@@ -235,6 +258,7 @@ def test_gptq_is_tried_again_with_more_dampening_and_by_mse(amended_gptq: Path, 
         else:
             assert facts["retry"] == "dampening"
             assert facts["percdamp"] == pytest.approx(10 * first.calibration["percdamp"])
+    check_report_of_retries(tmp_path / "out", calibrated=True)
     mse(tmp_path / "plain", layers="1")
     plain = {r.name: r.decode.outputs for r in read_records(tmp_path / "plain") if r.decode.method}
     tried = [

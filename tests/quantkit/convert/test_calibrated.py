@@ -19,6 +19,7 @@ from quantkit.calibration.expert import calibrate_expert
 from quantkit.calibration.samples import CalibrationSet, calibration_set
 from quantkit.calibration.stream import Stream
 from quantkit.checkpoint import open_checkpoint
+from quantkit.cli import show_report
 from quantkit.convert import convert
 from quantkit.errors import ArtifactError, EnvironmentProblem, RecipeError, SourceError, UsageError
 from quantkit.plan import build_plan
@@ -244,6 +245,19 @@ def test_propagation_of_the_original_leaves_the_first_layer_as_it_is(whole: Path
     assert differ == {2, 3}
 
 
+def check_report_of_all_tokens(artifact: Path, routed: list[int]) -> None:
+    """What experts learned from and what the router sent are told apart, in every form."""
+    stored = json.loads((artifact / "attachments" / "report.json").read_text())
+    (layer,) = stored["calibration"].values()
+    assert stored["route_all"] is True and set(layer["tokens"]) == {8 * 64} and layer["shrunk_experts"] == []
+    assert sorted(layer["routed_tokens"] * 3) == sorted(routed)
+    page = (artifact / "attachments" / "report.html").read_text()
+    assert "route-all: every expert learned from all tokens" in page and "Starved experts" not in page
+    assert "Calibration tokens that the router sent" in page and "an expert is starved" not in page
+    text = "\n".join(map(str, show_report.conversion("x", stored)))
+    assert f"route-all: each learned from all tokens, none is starved; the router sent {min(routed):,} at" in text
+
+
 def test_all_tokens_and_the_original_inputs_of_down_reach_the_experts(whole: Path, tmp_path: Path) -> None:
     before = {r.name: r.decode for r in calibrated(whole)}
     for option in ({"route_all": True}, {"down_inputs": "original"}):
@@ -251,7 +265,14 @@ def test_all_tokens_and_the_original_inputs_of_down_reach_the_experts(whole: Pat
         run("tiny-glm", out, samples=8, length=64, layers="1", **option)
         ours = {r.name: r.decode for r in calibrated(out)}
         assert len(ours) == 48 and verify_artifact(out).ok
-        assert sum((d.calibration or {})["tokens"] for d in ours.values()) == 3 * 8 * 64 * 4
+        facts = [d.calibration or {} for d in ours.values()]
+        is_all = "route_all" in option
+        assert sum(f["routed_tokens" if is_all else "tokens"] for f in facts) == 3 * 8 * 64 * 4
+        if is_all:
+            assert {(f["tokens"], f["shrunk"]) for f in facts} == {(8 * 64, False)}
+            check_report_of_all_tokens(out, [f["routed_tokens"] for f in facts])
+        else:
+            assert not any("routed_tokens" in f for f in facts)
         differ = {name.split(".")[-2] for name, d in ours.items() if d.outputs != before[name].outputs}
         assert differ == ({"down_proj"} if "down_inputs" in option else {"gate_proj", "up_proj", "down_proj"})
 

@@ -117,7 +117,9 @@ def test_what_manifest_and_records_say(engine: RoundsToNearest, tmp_path: Path) 
     fallback = "model.layers.2.mlp.experts.5.down_proj.weight"
     assert [name for name, f in facts.items() if f["form"] == "none"] == [fallback]
     report = json.loads((tmp_path / "out" / "attachments" / "report.json").read_text())
-    assert report["engine"] == LABEL and report["exceptions"]["rounded"] == [fallback]
+    assert (
+        report["engine"] == LABEL and report["exceptions"]["rounded"] == [fallback] and report["route_all"] is True
+    )
 
 
 def test_negative_scales(engine: RoundsToNearest, tmp_path: Path) -> None:
