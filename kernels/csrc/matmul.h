@@ -1,14 +1,15 @@
 // C ABI of linears and experts over stored weights, called by quantkit_kernels/forward/cpu/{linear,experts}.py.
 //
-// The caller has checked shapes, strides, alignment, that nothing overlaps, and that expert ids are in range. Row
-// strides are in elements, columns contiguous. A function uses up to `threads` threads and returns QK_OK or
-// QK_NO_MEMORY. A row gets the same bits whatever other rows there are and for any number of threads.
+// The caller has checked shapes, strides, alignment and that nothing overlaps. Strides are in elements, columns
+// contiguous where there is no stride for them. A function uses up to `threads` threads and returns QK_OK,
+// QK_NO_MEMORY or QK_BAD_ID. A row gets the same bits whatever other rows there are and for any number of threads.
+// All members of a call are eight bytes wide: Python passes an array of integers.
 #ifndef QK_MATMUL_H
 #define QK_MATMUL_H
 
 #include "quantkit_kernels.h"
 
-enum { QK_NO_MEMORY = 4 };
+enum { QK_NO_MEMORY = 4, QK_BAD_ID = 5 };
 
 // How weights are stored: group INT4 (scales bf16 [rows, columns / block_columns], block_rows 1), or e4m3 (scales
 // float32 [ceil(rows / block_rows), ceil(columns / block_columns)]).
@@ -30,7 +31,7 @@ struct QkLinear {
     uint16_t* out;  // bf16 [rows, outputs], contiguous
 };
 
-// out[t] = sum over k of weights[t, k] * down(bf16(silu(gate(x)) * up(x))) of expert ids[t, k]; id -1: none.
+// out[t] = sum over k of weights[t, k] * down(bf16(silu(gate(x)) * up(x))) of expert ids[t, k].
 struct QkExperts {
     QkFormat format;
     const int64_t* pointers;  // [experts, 6]: gate, its scale, up, its scale, down, its scale
@@ -38,9 +39,12 @@ struct QkExperts {
     int64_t experts, hidden, inner;
     const uint16_t* x;  // bf16 [tokens, hidden]
     int64_t x_stride, tokens, top;
-    const int32_t* ids;    // [tokens, top], contiguous
-    const float* weights;  // [tokens, top], contiguous
-    uint16_t* out;         // bf16 [tokens, hidden], contiguous
+    int64_t has_wide_ids;  // int64, else int32
+    const void* ids;       // [tokens, top], in [0, experts) or -1: anything else is QK_BAD_ID
+    int64_t ids_stride, ids_step;
+    const float* weights;  // [tokens, top]
+    int64_t weights_stride, weights_step;
+    uint16_t* out;  // bf16 [tokens, hidden], contiguous
 };
 
 // Which tokens an expert has, by expert: pairs (token * top + k) ascending, those of experts that have any.

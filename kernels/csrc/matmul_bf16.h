@@ -147,7 +147,9 @@ struct Arithmetic {
         }
     }
 
-    static QK_INLINE void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+    static QK_INLINE void prefetch(const uint8_t* p) {
+        _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+    }
 
 private:
     static QK_INLINE void bytes(__m512i codes, __m512i* w) {

@@ -1,6 +1,13 @@
 // Linears and experts in tasks for threads. Part of matmul_impl.h.
 namespace {
 
+// Outputs that a task takes: many, for they are read in one stream, but enough tasks to keep all threads busy.
+int width_for(int64_t outputs, int most, int threads) {
+    int width = most;
+    while (width > OUTPUTS && outputs < int64_t(width) * 8 * threads) width /= 2;
+    return width;
+}
+
 struct Linear {
     const QkLinear& call;
     int threads;
@@ -17,23 +24,24 @@ struct Linear {
             arrange_row<Kind>(call.x + r * call.x_stride, shape, x + r * shape.padded());
         });
         const Matrix weight = matrix(call.format, call.codes, call.stride, call.scale, call.scale_stride);
-        const int64_t tiles = (call.outputs + OUTPUTS - 1) / OUTPUTS;
+        const int width = width_for(call.outputs, widest(call.rows), threads);
+        const int64_t tiles = (call.outputs + width - 1) / width;
         const int64_t chunks = (call.rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
         qk_for_each_on(threads, tiles * chunks, 1, [&](int64_t i, int thread) {
-            tile<Kind>(weight, shape, x, i / chunks * OUTPUTS, i % chunks * CHUNK_ROWS, scratch[thread]);
+            const int64_t output = i / chunks * width;
+            Scratch& mine = scratch[thread];
+            mine.rows.count = mine.rows.known = int(smaller(width, call.outputs - output));
+            weight.rows(output, mine.rows.count, mine.rows.row);
+            tile<Kind>(shape, x, output, i % chunks * CHUNK_ROWS, mine);
         });
         return QK_OK;
     }
 
     template <int Kind>
-    void tile(const Matrix& weight, const Shape& shape, const Act* x, int64_t output, int64_t row,
-              Scratch& scratch) const {
-        const int count = int(smaller(OUTPUTS, call.outputs - output));
-        const int n = int(smaller(CHUNK_ROWS, call.rows - row));
-        Row rows[OUTPUTS];
-        for (int o = 0; o < count; ++o) rows[o] = weight.row(output + o);
-        for (int r = 0; r < n; ++r) scratch.rows[r] = x + (row + r) * shape.padded();
-        product<Kind>(rows, count, n, shape, scratch, scratch.result);
+    void tile(const Shape& shape, const Act* x, int64_t output, int64_t row, Scratch& scratch) const {
+        const int count = scratch.rows.count, n = int(smaller(CHUNK_ROWS, call.rows - row));
+        for (int r = 0; r < n; ++r) scratch.x[r] = x + (row + r) * shape.padded();
+        product<Kind>(n, shape, scratch);
         for (int r = 0; r < n; ++r)
             store_bf16(scratch.result + r * count, count, call.out + (row + r) * call.outputs + output);
     }
@@ -79,7 +87,8 @@ struct ExpertsCall {
         const Buffer arranged(call.tokens * outer.padded() * int64_t(sizeof(Act)));
         const Buffer between(pairs * inner.padded() * int64_t(sizeof(Act)));
         const Buffer memory(threads * int64_t(sizeof(Scratch)));
-        const Buffer sums(threads * call.tokens * OUTPUTS * int64_t(sizeof(float)));
+        const int width = width_for(call.hidden, WIDE, threads);
+        const Buffer sums(threads * call.tokens * width * int64_t(sizeof(float)));
         Act *x = arranged.data<Act>(), *h = between.data<Act>();
         Scratch* scratch = memory.data<Scratch>();
         float* sum = sums.data<float>();
@@ -90,8 +99,9 @@ struct ExpertsCall {
         qk_for_each_on(threads, routing.active * inner.units, 1, [&](int64_t i, int thread) {
             gate_up<Kind>(i / inner.units, i % inner.units, outer, inner, x, h, scratch[thread]);
         });
-        qk_for_each_on(threads, (call.hidden + OUTPUTS - 1) / OUTPUTS, 1, [&](int64_t i, int thread) {
-            down<Kind>(i * OUTPUTS, inner, h, sum + thread * call.tokens * OUTPUTS, scratch[thread]);
+        qk_for_each_on(threads, (call.hidden + width - 1) / width, 1, [&](int64_t i, int thread) {
+            const int count = int(smaller(width, call.hidden - i * width));
+            down<Kind>(i * width, count, inner, h, sum + thread * call.tokens * width, scratch[thread]);
         });
         return QK_OK;
     }
@@ -109,17 +119,16 @@ struct ExpertsCall {
                  Scratch& scratch) const {
         const Matrix gate = tensor(active, 0), up = tensor(active, 1);
         const int width = int(smaller(UNIT, call.inner - unit * UNIT));
+        Rows& rows = scratch.rows;
         for (int64_t p = routing.first[active]; p < routing.first[active + 1]; p += CHUNK_ROWS) {
-            const int n = int(smaller(CHUNK_ROWS, routing.first[active + 1] - p));
-            for (int r = 0; r < n; ++r) scratch.rows[r] = x + routing.pairs[p + r] / call.top * outer.padded();
-            for (int start = 0; start < width; start += OUTPUTS / 2) {
-                const int count = int(smaller(OUTPUTS / 2, width - start));
-                Row rows[OUTPUTS];
-                for (int o = 0; o < count; ++o) {
-                    rows[o] = gate.row(unit * UNIT + start + o);
-                    rows[count + o] = up.row(unit * UNIT + start + o);
-                }
-                product<Kind>(rows, 2 * count, n, outer, scratch, scratch.result);
+            const int n = int(smaller(CHUNK_ROWS, routing.first[active + 1] - p)), step = widest(n) / 2;
+            for (int r = 0; r < n; ++r) scratch.x[r] = x + routing.pairs[p + r] / call.top * outer.padded();
+            for (int start = 0; start < width; start += step) {
+                const int count = int(smaller(step, width - start));
+                rows.count = rows.known = 2 * count;
+                gate.rows(unit * UNIT + start, count, rows.row);
+                up.rows(unit * UNIT + start, count, rows.row + count);
+                product<Kind>(n, outer, scratch);
                 for (int r = 0; r < n; ++r) {
                     const float* values = scratch.result + r * 2 * count;
                     swiglu(values, values + count, count, scratch.natural[r] + start);
@@ -130,28 +139,45 @@ struct ExpertsCall {
         }
     }
 
-    // OUTPUTS columns of the result, from the experts in ascending order.
+    // `width` columns of the result from `output` on, from the experts in ascending order.
     template <int Kind>
-    void down(int64_t output, const Shape& inner, const Act* h, float* sum, Scratch& scratch) const {
-        const int count = int(smaller(OUTPUTS, call.hidden - output));
-        memset(sum, 0, size_t(call.tokens * count) * sizeof *sum);
+    void down(int64_t output, int width, const Shape& inner, const Act* h, float* sum, Scratch& scratch) const {
+        memset(sum, 0, size_t(call.tokens * width) * sizeof *sum);
         for (int64_t active = 0; active < routing.active; ++active) {
-            const Matrix weight = tensor(active, 2);
-            Row rows[OUTPUTS];
-            for (int o = 0; o < count; ++o) rows[o] = weight.row(output + o);
             for (int64_t p = routing.first[active]; p < routing.first[active + 1]; p += CHUNK_ROWS) {
-                const int n = int(smaller(CHUNK_ROWS, routing.first[active + 1] - p));
-                for (int r = 0; r < n; ++r) scratch.rows[r] = h + (p + r) * inner.padded();
-                product<Kind>(rows, count, n, inner, scratch, scratch.result);
-                for (int r = 0; r < n; ++r) {
-                    const int32_t pair = routing.pairs[p + r];
-                    float* total = sum + pair / call.top * count;
-                    for (int o = 0; o < count; ++o) total[o] += call.weights[pair] * scratch.result[r * count + o];
+                const int n = int(smaller(CHUNK_ROWS, routing.first[active + 1] - p)), step = widest(n);
+                for (int r = 0; r < n; ++r) scratch.x[r] = h + (p + r) * inner.padded();
+                for (int start = 0; start < width; start += step) {
+                    down_rows(active, output + start, int(smaller(step, width - start)), scratch.rows);
+                    product<Kind>(n, inner, scratch);
+                    add(scratch, routing.pairs + p, n, sum + start, width);
                 }
             }
         }
         for (int64_t t = 0; t < call.tokens; ++t)
-            store_bf16(sum + t * count, count, call.out + t * call.hidden + output);
+            store_bf16(sum + t * width, width, call.out + t * call.hidden + output);
+    }
+
+    // Those of an expert, and the first of the next expert.
+    void down_rows(int64_t active, int64_t output, int count, Rows& rows) const {
+        tensor(active, 2).rows(output, count, rows.row);
+        rows.count = rows.known = count;
+        if (active + 1 == routing.active) return;
+        const int more = count < BEYOND ? count : BEYOND;
+        tensor(active + 1, 2).rows(output, more, rows.row + count);
+        rows.known += more;
+    }
+
+    // sum[token of pair r] += weight of pair r * result of row r.
+    void add(const Scratch& scratch, const int32_t* pairs, int n, float* sum, int width) const {
+        const int count = scratch.rows.count;
+        for (int r = 0; r < n; ++r) {
+            const int64_t t = pairs[r] / call.top, k = pairs[r] % call.top;
+            float* total = sum + t * width;
+            const float weight = call.weights[t * call.weights_stride + k * call.weights_step];
+            const float* result = scratch.result + r * count;
+            for (int o = 0; o < count; ++o) total[o] += weight * result[o];
+        }
     }
 };
 

@@ -77,7 +77,7 @@ struct Arithmetic {
         }
     }
 
-    static QK_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+    static QK_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
 private:
     struct First {

@@ -22,7 +22,10 @@ constexpr int TILE = 4;          // weight rows of the inner kernel
 constexpr int OUTPUTS = 32;      // weight rows of a panel; a multiple of TILE
 constexpr int DEPTH = 12;        // units of a panel: with the activations it fits the first-level cache
 constexpr int CHUNK_ROWS = 128;  // activation rows whose totals are kept between panels
-constexpr int AHEAD = 1024;      // bytes that each of a tile's streams is prefetched ahead
+constexpr int WIDE = 256;        // weight rows that are taken at a time where there is no panel
+constexpr int AHEAD = 4096;      // bytes that each of a tile's streams is prefetched ahead, into the second level
+constexpr int TILES_AHEAD = 4;   // but no more than so many tiles
+constexpr int BEYOND = TILE * (TILES_AHEAD + 1);
 constexpr int STEPS = A::STEPS * A::SPANS;
 
 struct Matrix {
@@ -33,6 +36,9 @@ struct Matrix {
     int64_t block_rows;
 
     Row row(int64_t o) const { return Row{codes + o * stride, scale + o / block_rows * scale_stride}; }
+    void rows(int64_t first, int count, Row* out) const {
+        for (int o = 0; o < count; ++o) out[o] = row(first + o);
+    }
 };
 
 struct Shape {
@@ -42,6 +48,15 @@ struct Shape {
     int64_t padded() const { return units * UNIT; }
 };
 
+// Weight rows to multiply with. Those in [count, known), at most BEYOND, will be read next: they are prefetched.
+struct Rows {
+    Row row[WIDE + BEYOND];
+    int count, known;
+
+    const Row& at(int o) const { return row[o < count ? o : count - 1]; }
+    const Row& ahead(int o) const { return row[o < known ? o : known - 1]; }
+};
+
 // One thread's memory.
 struct Scratch {
     alignas(64) Weight panel[OUTPUTS / TILE][DEPTH][STEPS][TILE];
@@ -49,7 +64,8 @@ struct Scratch {
     alignas(64) Total totals[CHUNK_ROWS][OUTPUTS / TILE];
     alignas(64) float result[CHUNK_ROWS * OUTPUTS];
     alignas(64) uint16_t natural[CHUNK_ROWS][UNIT];
-    const Act* rows[CHUNK_ROWS];
+    const Act* x[CHUNK_ROWS];  // activation rows
+    Rows rows;
 };
 
 // Memory aligned to vectors; null data when there is none.
@@ -135,19 +151,21 @@ QK_INLINE void direct_unit(const Row (&units)[TILE], const Act* const* x, int64_
     }
 }
 
-// Whole units [first, last) of four rows, prefetching from ahead[n] on.
+// Whole units [first, last) of four rows, while the units from `at` on of four others are prefetched.
 template <int Kind, int R>
-QK_INLINE void direct_units(const Row (&rows)[TILE], const uint8_t* const (&ahead)[TILE], int64_t first, int64_t last,
+QK_INLINE void direct_units(const Row (&rows)[TILE], int64_t first, int64_t last, const Row (&others)[TILE], int64_t at,
                             const Act* const* x, const Shape& shape, Total (&total)[R]) {
-    for (int64_t u = first; u < last; ++u) {
+    for (int64_t u = first; u < last; ++u, ++at) {
         Unit copies[TILE];
         Row units[TILE];
         QK_UNROLL
         for (int n = 0; n < TILE; ++n) {
             units[n] = whole_unit<Kind>(rows[n], u, shape, copies[n]);
             for (int line = 0; line < unit_bytes(Kind); line += 64)
-                A::prefetch(ahead[n] + (u - first) * unit_bytes(Kind) + line);
+                A::prefetch(others[n].codes + at * unit_bytes(Kind) + line);
         }
+        if (is_int4(Kind) && at % 8 == 0)
+            for (int n = 0; n < TILE; ++n) A::prefetch(others[n].scale + at * scale_bytes(Kind));
         direct_unit<Kind, R>(units, x, u * UNIT, total);
     }
 }
@@ -162,42 +180,43 @@ QK_INLINE void finish(Total total, int there, float* out) {
         memcpy(out, values, size_t(there) * sizeof *values);
 }
 
+// out[r * stride + o] for R activation rows and all weight rows.
 template <int Kind, int R>
-void direct(const Row* rows, int count, const Act* const* x, const Shape& shape, float* out) {
-    const int64_t lead = AHEAD / unit_bytes(Kind) < shape.whole ? AHEAD / unit_bytes(Kind) : shape.whole;
-    const int64_t turn = shape.whole - lead;  // from here on the next tile is prefetched
-    for (int o = 0; o < count; o += TILE) {
-        Row tile[TILE];
-        const uint8_t *same[TILE], *next[TILE];
+void direct(const Rows& rows, const Act* const* x, const Shape& shape, float* out, int64_t stride) {
+    const int64_t lead = AHEAD / unit_bytes(Kind), whole = shape.whole;
+    const int64_t tiles = whole && lead / whole < TILES_AHEAD ? lead / whole : TILES_AHEAD;
+    const int64_t rest = tiles < TILES_AHEAD ? lead % whole : 0;
+    for (int o = 0; o < rows.count; o += TILE) {
+        Row tile[TILE], near[TILE], far[TILE];
         for (int n = 0; n < TILE; ++n) {
-            tile[n] = rows[o + n < count ? o + n : count - 1];
-            same[n] = tile[n].codes + lead * unit_bytes(Kind);
-            next[n] = rows[o + TILE + n < count ? o + TILE + n : count - 1].codes;
+            tile[n] = rows.at(o + n);
+            near[n] = rows.ahead(o + n + TILE * int(tiles));
+            far[n] = rows.ahead(o + n + TILE * int(tiles + 1));
         }
         Total total[R];
         QK_UNROLL
         for (int r = 0; r < R; ++r) total[r] = A::zero();
-        direct_units<Kind, R>(tile, same, 0, turn, x, shape, total);
-        direct_units<Kind, R>(tile, next, turn, shape.whole, x, shape, total);
-        if (shape.whole < shape.units) {
+        direct_units<Kind, R>(tile, 0, whole - rest, near, rest, x, shape, total);
+        direct_units<Kind, R>(tile, whole - rest, whole, far, 0, x, shape, total);
+        if (whole < shape.units) {
             Unit copies[TILE];
             Row units[TILE];
             for (int n = 0; n < TILE; ++n) units[n] = partial_unit<Kind>(tile[n], shape, copies[n]);
-            direct_unit<Kind, R>(units, x, shape.whole * UNIT, total);
+            direct_unit<Kind, R>(units, x, whole * UNIT, total);
         }
-        for (int r = 0; r < R; ++r) finish(total[r], count - o, out + r * count + o);
+        for (int r = 0; r < R; ++r) finish(total[r], rows.count - o, out + r * stride + o);
     }
 }
 
 // Decodes units [first, last) of the weight rows into the panel; the last row fills up its tile.
 template <int Kind>
-void fill(const Row* rows, int count, int64_t first, int64_t last, const Shape& shape, Scratch& scratch) {
-    for (int o = 0; o < count; o += TILE) {
+void fill(const Rows& rows, int64_t first, int64_t last, const Shape& shape, Scratch& scratch) {
+    for (int o = 0; o < rows.count; o += TILE) {
         for (int64_t u = first; u < last; ++u) {
             Unit copies[TILE];
             Row units[TILE];
             for (int n = 0; n < TILE; ++n) {
-                const Row& row = rows[o + n < count ? o + n : count - 1];
+                const Row& row = rows.at(o + n);
                 units[n] = u < shape.whole ? whole_unit<Kind>(row, u, shape, copies[n])
                                            : partial_unit<Kind>(row, shape, copies[n]);
                 Weight w[STEPS];
@@ -243,52 +262,55 @@ QK_INLINE void kernel(const Weight (*w)[STEPS][TILE], const Total (*s)[A::SPANS]
     }
 }
 
-// R activation rows times the whole panel.
+// Activation rows r to r + R - 1 times the whole panel.
 template <int R>
-void sweep(int count, int64_t first, int64_t last, const Shape& shape, int row, Scratch& scratch, float* out) {
+void sweep(int count, int64_t first, int64_t last, const Shape& shape, int r, Scratch& scratch, float* out) {
     const Act* x[R];
-    for (int r = 0; r < R; ++r) x[r] = scratch.rows[row + r] + first * UNIT;
+    for (int i = 0; i < R; ++i) x[i] = scratch.x[r + i] + first * UNIT;
     for (int o = 0; o < count; o += TILE) {
         Total total[R];
         QK_UNROLL
-        for (int r = 0; r < R; ++r) total[r] = first ? scratch.totals[row + r][o / TILE] : A::zero();
+        for (int i = 0; i < R; ++i) total[i] = first ? scratch.totals[r + i][o / TILE] : A::zero();
         kernel<R>(scratch.panel[o / TILE], scratch.scales[o / TILE], x, last - first, total);
         QK_UNROLL
-        for (int r = 0; r < R; ++r) {
+        for (int i = 0; i < R; ++i) {
             if (last < shape.units)
-                scratch.totals[row + r][o / TILE] = total[r];
+                scratch.totals[r + i][o / TILE] = total[i];
             else
-                finish(total[r], count - o, out + r * count + o);
+                finish(total[i], count - o, out + (r + i) * count + o);
         }
     }
 }
 
 template <int Kind>
-void panels(const Row* rows, int count, int n, const Shape& shape, Scratch& scratch, float* out) {
+void panels(const Rows& rows, int n, const Shape& shape, Scratch& scratch, float* out) {
     for (int64_t first = 0; first < shape.units; first += DEPTH) {
         const int64_t last = first + DEPTH < shape.units ? first + DEPTH : shape.units;
-        fill<Kind>(rows, count, first, last, shape, scratch);
+        fill<Kind>(rows, first, last, shape, scratch);
         int r = 0;
-        for (; r + A::ROWS <= n; r += A::ROWS)
-            sweep<A::ROWS>(count, first, last, shape, r, scratch, out + r * count);
-        if (n - r == 3) sweep<3>(count, first, last, shape, r, scratch, out + r * count);
-        if (n - r == 2) sweep<2>(count, first, last, shape, r, scratch, out + r * count);
-        if (n - r == 1) sweep<1>(count, first, last, shape, r, scratch, out + r * count);
+        for (; r + A::ROWS <= n; r += A::ROWS) sweep<A::ROWS>(rows.count, first, last, shape, r, scratch, out);
+        if (n - r == 3) sweep<3>(rows.count, first, last, shape, r, scratch, out);
+        if (n - r == 2) sweep<2>(rows.count, first, last, shape, r, scratch, out);
+        if (n - r == 1) sweep<1>(rows.count, first, last, shape, r, scratch, out);
     }
 }
 
-// out[r * count + o] = weight row o times scratch.rows[r]; count <= OUTPUTS, 0 < n <= CHUNK_ROWS.
+// Most weight rows that `product` takes with n activation rows.
+QK_INLINE int widest(int64_t n) { return n > DIRECT ? OUTPUTS : WIDE; }
+
+// scratch.result[r * count + o] = weight row o times activation row r, r < n; 0 < n <= CHUNK_ROWS, count <= widest(n).
 template <int Kind>
-void product(const Row* rows, int count, int n, const Shape& shape, Scratch& scratch, float* out) {
-    if (n > DIRECT) return panels<Kind>(rows, count, n, shape, scratch, out);
+void product(int n, const Shape& shape, Scratch& scratch) {
+    const Rows& rows = scratch.rows;
+    if (n > DIRECT) return panels<Kind>(rows, n, shape, scratch, scratch.result);
     for (int r = 0; r < n; r += 4) {
-        const Act* const* x = scratch.rows + r;
-        float* target = out + r * count;
+        const Act* const* x = scratch.x + r;
+        float* out = scratch.result + r * rows.count;
         switch (n - r) {
-            case 1: direct<Kind, 1>(rows, count, x, shape, target); break;
-            case 2: direct<Kind, 2>(rows, count, x, shape, target); break;
-            case 3: direct<Kind, 3>(rows, count, x, shape, target); break;
-            default: direct<Kind, 4>(rows, count, x, shape, target);
+            case 1: direct<Kind, 1>(rows, x, shape, out, rows.count); break;
+            case 2: direct<Kind, 2>(rows, x, shape, out, rows.count); break;
+            case 3: direct<Kind, 3>(rows, x, shape, out, rows.count); break;
+            default: direct<Kind, 4>(rows, x, shape, out, rows.count);
         }
     }
 }

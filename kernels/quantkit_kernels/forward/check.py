@@ -16,12 +16,12 @@ def tensor(name: str, value: Tensor, *dtypes: torch.dtype, dims: int | None = No
     if value.dtype not in dtypes:
         accepted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{name} must be {accepted}, got {str(value.dtype).removeprefix('torch.')}")
-    if value.layout != torch.strided or value.is_quantized:
+    if value.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
     if dims is not None and value.dim() != dims:
         raise ValueError(f"{name} must have {dims} dimensions, got shape {list(value.shape)}")
-    if value.numel() and value.data_ptr() % value.element_size():
-        raise ValueError(f"{name} is not aligned to its elements of {value.element_size()} bytes")
+    if value.data_ptr() % value.dtype.itemsize:
+        raise ValueError(f"{name} is not aligned to its elements of {value.dtype.itemsize} bytes")
     return value
 
 
@@ -40,6 +40,13 @@ def shape(name: str, value: Tensor, *expected: int | None) -> Tensor:
         wanted = ", ".join("any" if e is None else str(e) for e in expected)
         raise ValueError(f"{name} must be of shape [{wanted}], got {list(value.shape)}")
     return value
+
+
+def expert_ids(name: str, value: Tensor, experts: int) -> None:
+    """Refuses numbers outside [0, experts) other than -1; reads the tensor's values."""
+    low, high = (int(bound) for bound in value.aminmax()) if value.numel() else (0, 0)
+    if low < -1 or high >= experts:
+        raise ValueError(f"{name} must be in [0, {experts}) or -1, got {low if low < -1 else high}")
 
 
 def same_device(name: str, value: Tensor, other: Tensor) -> None:

@@ -25,19 +25,28 @@ def implementation(area: str, like: Tensor) -> ModuleType:
         ValueError: the backend that is forced does not run on this device or is not there.
     """
     name = backend_for(like)
-    folder = "twin" if name == "torch" else name
-    return import_module(f"{__package__}.{folder}.{area}")
+    return _module("twin" if name == "torch" else name, area)
 
 
 def backend_for(like: Tensor) -> str:
-    """``torch``, ``cpu`` or ``triton``."""
+    """``torch``, ``cpu`` or ``triton``; decided once for every kind of device."""
+    return _backend(like.device.type)
+
+
+@cache
+def _backend(device: str) -> str:
     forced = os.environ.get(ENV_BACKEND) or None
-    on_gpu = like.device.type == "cuda"
+    on_gpu = device == "cuda"
     if forced == "cpu" and on_gpu:
-        raise ValueError(f"{ENV_BACKEND}=cpu, but the tensors are on {like.device}")
+        raise ValueError(f"{ENV_BACKEND}=cpu, but the tensors are on {device}")
     if forced == "triton" or (forced is None and on_gpu):
         return "triton"
     return "torch" if on_gpu else backend().name
+
+
+@cache  # between two streams of weights the processor's caches hold nothing of the import system
+def _module(folder: str, area: str) -> ModuleType:
+    return import_module(f"{__package__}.{folder}.{area}")
 
 
 @cache

@@ -47,17 +47,22 @@ class Int4Weight:
                 f"group sizes: {', '.join(map(str, GROUP_SIZES))}"
             )
 
-    @property
+    @cached_property
     def out_features(self) -> int:
         return self.packed.shape[0]
 
-    @property
+    @cached_property
     def in_features(self) -> int:
         return self.packed.shape[1] * 8
 
-    @property
+    @cached_property
     def group_size(self) -> int:
         return self.in_features // self.scale.shape[1]
+
+    @cached_property
+    def address(self) -> tuple[int, ...]:
+        """What native code has to know: block rows and columns, address and row stride of packed and of scale."""
+        return 1, self.group_size, *_address(self.packed), *_address(self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +93,18 @@ class Fp8Weight:
         if list(self.scale.shape) != need:
             raise ValueError(f"weight.scale must be of shape {need}, got {list(self.scale.shape)}")
 
-    @property
+    @cached_property
     def out_features(self) -> int:
         return self.codes.shape[0]
 
-    @property
+    @cached_property
     def in_features(self) -> int:
         return self.codes.shape[1]
+
+    @cached_property
+    def address(self) -> tuple[int, ...]:
+        """What native code has to know: block rows and columns, address and row stride of codes and of scale."""
+        return *self.block, *_address(self.codes), *_address(self.scale)
 
 
 Weight = TypeVar("Weight", Int4Weight, Fp8Weight)
@@ -133,17 +143,22 @@ class Experts(Generic[Weight]):
                 if _kind(weight) != _kind(self.gate[0]):
                     raise ValueError(f"experts.{name}[{e}] has another format or device than experts.gate[0]")
 
-    @property
+    @cached_property
     def num_experts(self) -> int:
         return len(self.gate)
 
-    @property
+    @cached_property
     def intermediate_size(self) -> int:
         return self.gate[0].out_features
 
-    @property
+    @cached_property
     def hidden_size(self) -> int:
         return self.gate[0].in_features
+
+    @cached_property
+    def address(self) -> tuple[int, ...]:
+        """What native code has to know: block rows and columns, addresses of ``pointers`` and ``strides``."""
+        return *self.gate[0].address[:2], self.pointers.data_ptr(), self.strides.data_ptr()
 
     @cached_property
     def ranges(self) -> Tensor:
@@ -168,6 +183,10 @@ class Experts(Generic[Weight]):
             for expert in zip(self.gate, self.up, self.down, strict=True)
         ]
         return torch.tensor(rows, dtype=torch.int64, device=_parts(self.gate[0])[0].device)
+
+
+def _address(value: Tensor) -> tuple[int, int]:
+    return value.data_ptr(), value.stride(0)
 
 
 def _parts(weight: Int4Weight | Fp8Weight) -> tuple[Tensor, Tensor]:

@@ -1,74 +1,60 @@
-"""Experts of csrc/matmul.h. Neither hidden ``[T, H]`` nor topk_ids ``[T, K]`` is empty."""
+"""Experts of csrc/matmul.h. Neither hidden ``[T, H]`` nor topk_ids ``[T, K]`` is empty; ids may be wrong."""
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, byref, c_int, c_int64, c_void_p
+from ctypes import c_int64
 
 import torch
 from torch import Tensor
 
 from quantkit_kernels.forward import choice
+from quantkit_kernels.forward.check import expert_ids
 from quantkit_kernels.forward.weights import Experts, Fp8Weight, Int4Weight
 
-from .linear import NO_MEMORY, Format, format_of
+from .linear import NO_MEMORY, function
 
-
-class Call(Structure):
-    """QkExperts of matmul.h."""
-
-    _fields_ = (
-        ("format", Format),
-        ("pointers", c_void_p),
-        ("strides", c_void_p),
-        ("experts", c_int64),
-        ("hidden", c_int64),
-        ("inner", c_int64),
-        ("x", c_void_p),
-        ("x_stride", c_int64),
-        ("tokens", c_int64),
-        ("top", c_int64),
-        ("ids", c_void_p),
-        ("weights", c_void_p),
-        ("out", c_void_p),
-    )
+Call = c_int64 * 20  # QkExperts of matmul.h: numbers and addresses of eight bytes each
+BAD_ID = 5
 
 
 def moe_int4(
     hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: Experts[Int4Weight], out: Tensor
 ) -> None:
-    _moe(hidden, topk_ids, topk_weights, experts, out)
+    _moe(1, hidden, topk_ids, topk_weights, experts, out)
 
 
 def moe_fp8(
     hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: Experts[Fp8Weight], out: Tensor
 ) -> None:
-    _moe(hidden, topk_ids, topk_weights, experts, out)
+    _moe(0, hidden, topk_ids, topk_weights, experts, out)
 
 
 def _moe(
+    is_int4: int,
     hidden: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
     experts: Experts[Int4Weight] | Experts[Fp8Weight],
     out: Tensor,
 ) -> None:
-    ids = topk_ids.to(torch.int32).contiguous()
-    weights = topk_weights.contiguous()
     call = Call(
-        format_of(experts.gate[0]),
-        experts.pointers.data_ptr(),
-        experts.strides.data_ptr(),
+        is_int4,
+        *experts.address,
         experts.num_experts,
         experts.hidden_size,
         experts.intermediate_size,
         hidden.data_ptr(),
         hidden.stride(0),
-        *ids.shape,
-        ids.data_ptr(),
-        weights.data_ptr(),
+        *topk_ids.shape,
+        topk_ids.dtype is torch.int64,
+        topk_ids.data_ptr(),
+        *topk_ids.stride(),
+        topk_weights.data_ptr(),
+        *topk_weights.stride(),
         out.data_ptr(),
     )
-    library = choice.library()
-    library.declare({"qk_experts": (POINTER(Call), c_int)})
-    if library.call("qk_experts", byref(call), torch.get_num_threads()) == NO_MEMORY:
-        raise MemoryError(f"no memory for the activations of {ids.shape[0]} tokens")
+    status = function(choice.library(), "qk_experts")(call, torch.get_num_threads())
+    if status == BAD_ID:
+        expert_ids("topk_ids", topk_ids, experts.num_experts)
+    if status == NO_MEMORY:
+        raise MemoryError(f"no memory for the activations of {hidden.shape[0]} tokens")

@@ -1,71 +1,46 @@
-"""Linears of csrc/matmul.h. x ``[N, I]`` with contiguous rows and out ``[N, O]`` contiguous, both not empty."""
+"""Linears of csrc/matmul.h. x ``[N, I]`` with contiguous rows and out ``[N, O]`` contiguous, both not empty.
+
+Between two calls the processor's caches lose everything but weights, so that a line of Python costs ten times what
+it does in a loop: what belongs to a weight is worked out once.
+"""
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, byref, c_int, c_int64, c_void_p
+from collections.abc import Callable
+from ctypes import c_int, c_int64, c_void_p
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from quantkit_kernels.forward import choice
 from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
+from quantkit_kernels.library import Library
 
+Call = c_int64 * 13  # QkLinear of matmul.h: numbers and addresses of eight bytes each
 NO_MEMORY = 4
 
 
-class Format(Structure):
-    """QkFormat of matmul.h."""
-
-    _fields_ = (("is_int4", c_int64), ("block_rows", c_int64), ("block_columns", c_int64))
-
-
-class Call(Structure):
-    """QkLinear of matmul.h."""
-
-    _fields_ = (
-        ("format", Format),
-        ("codes", c_void_p),
-        ("stride", c_int64),
-        ("scale", c_void_p),
-        ("scale_stride", c_int64),
-        ("outputs", c_int64),
-        ("inputs", c_int64),
-        ("x", c_void_p),
-        ("x_stride", c_int64),
-        ("rows", c_int64),
-        ("out", c_void_p),
-    )
-
-
 def int4_linear(x: Tensor, weight: Int4Weight, out: Tensor) -> None:
-    _linear(x, weight, weight.packed, out)
+    _linear(1, x, weight, out)
 
 
 def fp8_linear(x: Tensor, weight: Fp8Weight, out: Tensor) -> None:
-    _linear(x, weight, weight.codes, out)
+    _linear(0, x, weight, out)
 
 
-def format_of(weight: Int4Weight | Fp8Weight) -> Format:
-    if isinstance(weight, Int4Weight):
-        return Format(1, 1, weight.group_size)
-    return Format(0, *weight.block)
-
-
-def _linear(x: Tensor, weight: Int4Weight | Fp8Weight, stored: Tensor, out: Tensor) -> None:
+def _linear(is_int4: int, x: Tensor, weight: Int4Weight | Fp8Weight, out: Tensor) -> None:
+    rows, columns = x.shape
     call = Call(
-        format_of(weight),
-        stored.data_ptr(),
-        stored.stride(0),
-        weight.scale.data_ptr(),
-        weight.scale.stride(0),
-        weight.out_features,
-        weight.in_features,
-        x.data_ptr(),
-        x.stride(0),
-        x.shape[0],
-        out.data_ptr(),
+        is_int4, *weight.address, weight.out_features, columns, x.data_ptr(), x.stride(0), rows, out.data_ptr()
     )
-    library = choice.library()
-    library.declare({"qk_linear": (POINTER(Call), c_int)})
-    if library.call("qk_linear", byref(call), torch.get_num_threads()) == NO_MEMORY:
-        raise MemoryError(f"no memory for the activations of a linear, {list(x.shape)}")
+    if function(choice.library(), "qk_linear")(call, torch.get_num_threads()) == NO_MEMORY:
+        raise MemoryError(f"no memory for the activations of a linear, [{rows}, {columns}]")
+
+
+@cache
+def function(library: Library, name: str) -> Callable[..., int]:
+    """A function of matmul.h at the library's level: call of numbers, threads -> status."""
+    library.declare({name: (c_void_p, c_int)})
+    native, level = getattr(library.handle, name), library.level
+    return lambda call, threads: native(level, call, threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quantkit_kernels.forward.check import expert_ids
 from quantkit_kernels.forward.weights import Experts, Fp8Weight, Int4Weight
 
 from .linear import product
@@ -29,6 +30,8 @@ def _moe(
     experts: Experts[Int4Weight] | Experts[Fp8Weight],
     out: Tensor,
 ) -> None:
+    if topk_ids.device.type == "cpu":
+        expert_ids("topk_ids", topk_ids, experts.num_experts)
     total = torch.zeros_like(out, dtype=torch.float32)
     for expert in sorted(set(topk_ids.flatten().tolist())):
         if not 0 <= expert < experts.num_experts:
