@@ -62,9 +62,14 @@ def _fp8(rows: int, columns: int) -> Fp8Weight:
     return Fp8Weight(_empty(rows, columns, dtype=torch.float8_e4m3fn), scale)
 
 
+def _group(tokens: int) -> int:
+    """Small groups with few tokens, large ones with many: compiling both with both would take twice as long."""
+    return 32 if tokens == 1 else 128
+
+
 def _linears(tokens: int) -> None:
-    for group in (32, 128):
-        linear.int4_linear(_empty(tokens, HIDDEN), _int4(INNER, HIDDEN, group), _empty(tokens, INNER))
+    group = _group(tokens)
+    linear.int4_linear(_empty(tokens, HIDDEN), _int4(INNER, HIDDEN, group), _empty(tokens, INNER))
     linear.fp8_linear(_empty(tokens, HIDDEN), _fp8(INNER, HIDDEN), _empty(tokens, INNER))
 
 
@@ -72,7 +77,8 @@ def _experts(tokens: int) -> None:
     """16 experts: eight choices of one token are few pairs for each, those of 512 are many."""
     x, out, weights = _empty(tokens, HIDDEN), _empty(tokens, HIDDEN), _empty(tokens, 8, dtype=torch.float32)
     ids = _empty(tokens, 8, dtype=torch.int32)
-    down, up = _int4(HIDDEN, INNER, 32), _int4(INNER, HIDDEN, 32)
+    group = _group(tokens)
+    down, up = _int4(HIDDEN, INNER, group), _int4(INNER, HIDDEN, group)
     experts.moe_int4(x, ids, weights, Experts([up] * 16, [up] * 16, [down] * 16), out)
     wide, narrow = _fp8(INNER, HIDDEN), _fp8(HIDDEN, INNER)
     experts.moe_fp8(x, ids, weights, Experts([wide] * 16, [wide] * 16, [narrow] * 16), out)
@@ -105,25 +111,42 @@ def _gqa(layout: GqaLayout) -> None:
     pages, table, lengths = _pages(layout)
     starts, query = _empty(5, dtype=torch.int32), _empty(512, 64, 128)
     gqa.gqa_decode(query[:4], pages, layout, table, lengths, scale=0.1, out=_empty(4, 64, 128))
-    for fresh in (None, _empty(512, 4, 128)):
-        gqa.gqa_prefill(
-            query, pages, layout, table, starts, lengths, scale=0.1, fresh_key=fresh, fresh_value=fresh, out=query
-        )
+    fresh = _empty(512, 4, 128) if layout.is_fp8 else None
+    gqa.gqa_prefill(
+        query, pages, layout, table, starts, lengths, scale=0.1, fresh_key=fresh, fresh_value=fresh, out=query
+    )
 
 
 def _mla(layout: MlaLayout) -> None:
+    """FP8 dense and sparse with all heads, dense with the 16 of one of four GPUs; BF16 dense."""
     pages, table, lengths = _pages(layout)
-    starts = _empty(5, dtype=torch.int32)
-    for heads, indices in ((HEADS, None), (HEADS, _empty(512, 2048, dtype=torch.int32)), (16, None)):
-        latent, rope = _empty(512, heads, 512), _empty(512, heads, 64)
-        few = None if indices is None else indices[:4]
-        mla.mla_decode(latent[:4], rope[:4], pages, layout, table, lengths, scale=0.1, indices=few, out=latent[:4])
-        fresh: dict[str, Any] = {"fresh_latent": None, "fresh_rope": None}
-        if heads == HEADS:
-            fresh = {"fresh_latent": _empty(512, 512), "fresh_rope": _empty(512, 64)}
-        mla.mla_prefill(
-            latent, rope, pages, layout, table, starts, lengths, scale=0.1, indices=indices, out=latent, **fresh
+    starts, chosen = _empty(5, dtype=torch.int32), _empty(512, 2048, dtype=torch.int32)
+    latent, rope = _empty(512, HEADS, 512), _empty(512, HEADS, 64)
+    own: dict[str, Any] = {"fresh_latent": _empty(512, 512), "fresh_rope": _empty(512, 64)}
+    none: dict[str, Any] = dict.fromkeys(own)
+
+    def decode(heads: int, indices: Tensor | None) -> None:
+        parts = latent[:4, :heads], rope[:4, :heads]
+        mla.mla_decode(
+            *parts, pages, layout, table, lengths, scale=0.1, indices=indices, out=_empty(4, heads, 512)
         )
+
+    def prefill(heads: int, indices: Tensor | None, fresh: dict[str, Any]) -> None:
+        parts = latent[:, :heads], rope[:, :heads]
+        out = _empty(512, heads, 512)
+        mla.mla_prefill(
+            *parts, pages, layout, table, starts, lengths, scale=0.1, indices=indices, out=out, **fresh
+        )
+
+    if layout.is_fp8:
+        decode(HEADS, None)
+        decode(HEADS, chosen[:4])
+        decode(16, None)
+        prefill(HEADS, chosen, own)
+        prefill(16, None, none)
+    else:
+        decode(HEADS, None)
+        prefill(HEADS, None, own)
 
 
 def _index(layout: IndexLayout) -> None:

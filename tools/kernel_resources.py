@@ -1,6 +1,6 @@
 """Compiles every Triton kernel ahead of time, without a GPU: its registers, shared memory, spills.
 
-    python -m tools.kernel_resources [--arch 90] [--arch 100] [--json FILE]
+    python -m tools.kernel_resources [--arch 90] [--arch 100] [--one-each] [--json FILE]
 
 A stand-in for the CUDA driver names the architecture; the compiler and ptxas come with triton. Nothing is taken
 from or left in triton's cache. Run it without TRITON_INTERPRET: interpreted kernels can't be compiled.
@@ -22,7 +22,6 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
-import quantkit_kernels.forward.triton.kernels as package
 from quantkit_kernels.forward.triton.launch import Launch
 from tools.kernel_launches import launches
 
@@ -67,19 +66,16 @@ class _Driver:
         return 0
 
 
-def kernel_names() -> set[str]:
-    """Every kernel of the package, by its source: what ``launches`` must cover."""
-    sources = [path.read_text(encoding="utf-8") for path in Path(package.__path__[0]).glob("*.py")]
-    return {name for source in sources for name in re.findall(r"^@triton\.jit\ndef (\w+_kernel)\(", source, re.M)}
-
-
-def compile_all(arch: int) -> Iterator[Resources]:
-    """Compiles each launch for ``arch``; raises whatever triton or ptxas says about one."""
+def compile_all(arch: int, *, one_each: bool = False) -> Iterator[Resources]:
+    """Compiles each launch for ``arch``, or one of each kernel; raises whatever triton or ptxas says about it."""
     triton.runtime.driver.set_active(_Driver(arch))
     triton.knobs.nvidia.dump_ptxas_log = True
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
-        for launch in launches():
+        found = launches()
+        if one_each:
+            found = list({launch.kernel.__name__: launch for launch in found}.values())
+        for launch in found:
             yield _compile(launch, arch)
 
 
@@ -113,9 +109,10 @@ def table(rows: list[Resources]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES, help="default: both")
+    parser.add_argument("--one-each", action="store_true", help="one configuration of each kernel")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
-    rows = [row for arch in options.arch or ARCHITECTURES for row in compile_all(arch)]
+    rows = [row for arch in options.arch or ARCHITECTURES for row in compile_all(arch, one_each=options.one_each)]
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")

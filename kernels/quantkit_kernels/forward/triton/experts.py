@@ -43,18 +43,19 @@ def moe_int4(
         routing = _route(ids, experts)
         size, tiles = routing.block_pairs, routing.tile_expert.shape[0]
         rows, aligned = evens_first(x, group), _is_aligned(experts)
+        height, warps, stages = _tile(size)
         inner, width = experts.intermediate_size, experts.hidden_size
         h, shares = _workspaces(ids, x, inner, width)
         lists = (routing.starts, routing.tile_expert, routing.tile_first, routing.order)
-        launch(
+        launch(  # two accumulators and a product each: half as many rows as down
             kernels.int4_gate_up_kernel, (tiles, ceil_div(inner, 64)), rows, rows.stride(0), experts.pointers,
             experts.strides, *lists, h, ids.shape[1], inner, width // group, GROUP=group, ALIGNED=aligned,
-            BLOCK_N=64, BLOCK_M=size, warps=4, stages=4 if size == 16 else 3,
+            BLOCK_N=64, BLOCK_M=size, warps=warps, stages=stages,
         )  # fmt: skip
         launch(
-            kernels.int4_down_kernel, (tiles, ceil_div(width, 64)), h, weights, experts.pointers, experts.strides,
-            *lists, shares, inner, width, inner // group, GROUP=group, ALIGNED=aligned, BLOCK_N=64, BLOCK_M=size,
-            warps=4, stages=4 if size == 16 else 3,
+            kernels.int4_down_kernel, (tiles, ceil_div(width, height)), h, weights, experts.pointers,
+            experts.strides, *lists, shares, inner, width, inner // group, GROUP=group, ALIGNED=aligned,
+            BLOCK_N=height, BLOCK_M=size, warps=warps, stages=stages,
         )  # fmt: skip
         _combine(shares, ids, experts, out[part])
 
@@ -67,21 +68,26 @@ def moe_fp8(
         x, ids, weights = hidden[part], topk_ids[part].contiguous(), topk_weights[part].contiguous()
         routing = _route(ids, experts)
         size, tiles = routing.block_pairs, routing.tile_expert.shape[0]
-        rows, warps, stages = (64, 4, 4) if size == 16 else (128, 8, 3)
+        height, warps, stages = _tile(size)
         inner, width = experts.intermediate_size, experts.hidden_size
         h, shares = _workspaces(ids, x, inner, width)
         lists = (routing.starts, routing.tile_expert, routing.tile_first, routing.order)
         launch(
-            kernels.fp8_gate_up_kernel, (tiles, ceil_div(inner, rows)), x, x.stride(0), experts.pointers,
+            kernels.fp8_gate_up_kernel, (tiles, ceil_div(inner, height)), x, x.stride(0), experts.pointers,
             experts.strides, *lists, h, ids.shape[1], inner, width, *block, ALIGNED=_is_aligned(experts),
-            BLOCK_N=rows, BLOCK_M=size, BLOCK_K=step_of(experts.gate[0]), warps=warps, stages=stages,
+            BLOCK_N=height, BLOCK_M=size, BLOCK_K=step_of(experts.gate[0]), warps=warps, stages=stages,
         )  # fmt: skip
         launch(
-            kernels.fp8_down_kernel, (tiles, ceil_div(width, rows)), h, weights, experts.pointers,
-            experts.strides, *lists, shares, inner, width, *block, ALIGNED=_is_aligned(experts), BLOCK_N=rows,
+            kernels.fp8_down_kernel, (tiles, ceil_div(width, height)), h, weights, experts.pointers,
+            experts.strides, *lists, shares, inner, width, *block, ALIGNED=_is_aligned(experts), BLOCK_N=height,
             BLOCK_M=size, BLOCK_K=step_of(experts.down[0]), warps=warps, stages=stages,
         )  # fmt: skip
         _combine(shares, ids, experts, out[part])
+
+
+def _tile(pairs: int) -> tuple[int, int, int]:
+    """Rows of a weight, warps and stages of loads for a tile of so many pairs."""
+    return (64, 4, 4) if pairs == 16 else (128, 8, 3)
 
 
 def _parts(hidden: Tensor) -> list[slice]:

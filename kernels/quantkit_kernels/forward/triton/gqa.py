@@ -57,7 +57,7 @@ def gqa_prefill(
 ) -> None:
     key, value = gqa_rows(pages, layout)
     tokens, heads, columns = query.shape
-    requests, block = lengths.shape[0], 64
+    requests, block = lengths.shape[0], 128
     is_fresh = fresh_key is not None and fresh_value is not None
     fresh = (query if fresh_key is None else fresh_key, query if fresh_value is None else fresh_value)
     launch(
@@ -65,7 +65,7 @@ def gqa_prefill(
         *_pools(key, value), block_table, block_table.stride(0), cu_queries.contiguous(), lengths.contiguous(),
         fresh[0], *fresh[0].stride(), fresh[1], *fresh[1].stride(), out, scale * LOG2E, heads, requests,
         heads // layout.num_kv_heads, columns, layout.page_size, FP8=layout.is_fp8, FRESH=is_fresh, BLOCK_M=block,
-        BLOCK_T=64, BLOCK_D=power_of_2(columns, 16), warps=4, stages=2,
+        BLOCK_T=32, BLOCK_D=power_of_2(columns, 16), warps=8, stages=2,
     )  # fmt: skip
 
 

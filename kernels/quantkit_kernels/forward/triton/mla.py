@@ -90,7 +90,7 @@ def _run(
     size, warps = _heads_of(heads)
     constants: dict[str, Any] = {
         "FP8": layout.is_fp8, "PREFILL": is_prefill, "FRESH": is_fresh, "SPARSE": indices is not None,
-        "PARTS": not is_prefill, "BLOCK_H": size, "BLOCK_T": 32,
+        "PARTS": not is_prefill, "BLOCK_H": size, "BLOCK_T": 16 if layout.is_fp8 else 32,
     }  # fmt: skip
     scales = latent.codes if latent.scales is None else latent.scales
     launch(

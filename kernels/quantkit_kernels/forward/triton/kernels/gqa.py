@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 from .attention import soften
-from .common import bf16_to_float, dot, float_to_bf16, fp8_to_bf16, is_finite, request_of
+from .common import dot, float_to_bf16, fp8_to_bf16, request_of
+
+NEVER = tl.constexpr(2147483647)  # a position that no token has
 
 
 @triton.jit
@@ -68,29 +70,32 @@ def gqa_decode_kernel(query, query_row, query_head, query_column, key, value, pa
 
 
 @triton.jit
-def attend(q, k, k_scale, v, v_scale, is_seen, factor, largest, total, acc, BLOCK_M: tl.constexpr,
-           BLOCK_T: tl.constexpr):  # fmt: skip
-    """One tile of keys and values for a tile of queries, of which each sees its own part (is_seen [M, T]).
+def first_of(is_such, token, at):
+    """[D]: the first position so far whose value in a column is such (is_such [T, D], token [T])."""
+    return tl.minimum(at, tl.min(tl.where(is_such, token[:, None], NEVER), 0))
+
+
+@triton.jit
+def attend(q, k, k_scale, v, v_scale, token, position, is_used, factor, largest, total, acc, nan_at, up_at,
+           down_at, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr):  # fmt: skip
+    """One tile of keys and values, at the positions token [T], for queries that see up to position [M].
 
     On tensor cores a numerator of zero would meet a NaN that its query does not see. So values that are not finite
-    are left out of the product and added for those that see them, token by token: rare, and slow only then.
+    are left out of the product, and the first position of each kind is kept for every column: a query sees all
+    positions up to its own.
     """
+    is_seen = (token[None, :] <= position[:, None]) & is_used[None, :]
     scores = dot(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_T), tl.float32)) * (k_scale * factor)[None, :]
     p, largest, total, decay = soften(tl.where(is_seen, scores, float("-inf")), largest, total)
     p = tl.where(is_seen, p * v_scale[None, :], 0.0)
-    number = bf16_to_float(v)
-    is_bad = (is_finite(number) == 0) | (is_finite(v_scale) == 0)[:, None]
-    p_safe = tl.where(is_finite(v_scale)[None, :], p, 0.0)
-    acc = dot(float_to_bf16(p_safe), tl.where(is_bad, tl.zeros_like(v), v), acc * decay[:, None])
+    bits = v.to(tl.uint16, bitcast=True)
+    is_bad = (bits & 0x7F80) == 0x7F80
+    acc = dot(float_to_bf16(p), tl.where(is_bad, tl.zeros_like(v), v), acc * decay[:, None])
     if tl.max(is_bad.to(tl.int32)) > 0:
-        for token in range(BLOCK_T):
-            is_own = tl.arange(0, BLOCK_T) == token
-            bad = tl.sum(tl.where(is_own[:, None] & is_bad, number, 0.0), 0)
-            here = tl.sum(tl.where(is_own[:, None] & is_bad, 1, 0), 0) > 0
-            weight = tl.sum(tl.where(is_own[None, :], p, 0.0), 1)
-            sees = tl.sum(tl.where(is_own[None, :] & is_seen, 1, 0), 1) > 0
-            acc += tl.where(sees[:, None] & here[None, :], weight[:, None] * bad[None, :], 0.0)
-    return largest, total, acc
+        nan_at = first_of((bits & 0x7FFF) > 0x7F80, token, nan_at)
+        up_at = first_of(bits == 0x7F80, token, up_at)
+        down_at = first_of(bits == 0xFF80, token, down_at)
+    return largest, total, acc, nan_at, up_at, down_at
 
 
 @triton.jit
@@ -123,6 +128,9 @@ def gqa_prefill_kernel(query, query_token, query_head, query_column, key, value,
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    nan_at = tl.full((BLOCK_D,), NEVER, tl.int32)
+    up_at = tl.full((BLOCK_D,), NEVER, tl.int32)
+    down_at = tl.full((BLOCK_D,), NEVER, tl.int32)
     for first in range(0, paged, BLOCK_T):
         token = first + tl.arange(0, BLOCK_T)
         is_used = token < paged
@@ -132,9 +140,10 @@ def gqa_prefill_kernel(query, query_token, query_head, query_column, key, value,
                                 column, columns, is_used, FP8)  # fmt: skip
         v, v_scale = load_paged(value, part_page, part_head, value_scale, scale_page, scale_head, page, offset,
                                 head, column, columns, is_used, FP8)  # fmt: skip
-        is_seen = (token[None, :] <= position[:, None]) & is_used[None, :] & is_query[:, None]
-        largest, total, acc = attend(q, k, k_scale, v, v_scale, is_seen, factor, largest, total, acc, BLOCK_M,
-                                     BLOCK_T)  # fmt: skip
+        largest, total, acc, nan_at, up_at, down_at = attend(
+            q, k, k_scale, v, v_scale, token, position, is_used, factor, largest, total, acc, nan_at, up_at,
+            down_at, BLOCK_M, BLOCK_T,
+        )  # fmt: skip
     if FRESH:
         for first in range(0, tl.minimum(end - start, first_query - start + BLOCK_M), BLOCK_T):
             token = start + first + tl.arange(0, BLOCK_T)
@@ -145,10 +154,13 @@ def gqa_prefill_kernel(query, query_token, query_head, query_column, key, value,
             v = tl.load(fresh_value + token.to(tl.int64)[:, None] * value_token + head * value_head
                         + column[None, :] * value_column, mask=which, other=0.0)  # fmt: skip
             ones = tl.full((BLOCK_T,), 1.0, tl.float32)
-            is_seen = (token[None, :] <= i[:, None]) & is_used[None, :] & is_query[:, None]
-            largest, total, acc = attend(
-                q, k, ones, v, ones, is_seen, factor, largest, total, acc, BLOCK_M, BLOCK_T
-            )
+            largest, total, acc, nan_at, up_at, down_at = attend(
+                q, k, ones, v, ones, token - start + history, position, is_used, factor, largest, total, acc,
+                nan_at, up_at, down_at, BLOCK_M, BLOCK_T,
+            )  # fmt: skip
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result += tl.where(up_at[None, :] <= position[:, None], float("inf"), 0.0)
+    result += tl.where(down_at[None, :] <= position[:, None], float("-inf"), 0.0)
+    result += tl.where(nan_at[None, :] <= position[:, None], float("nan"), 0.0)
     place = (i.to(tl.int64)[:, None] * heads + q_head) * columns + column[None, :]
     tl.store(out + place, float_to_bf16(result), mask=mask)
