@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quantkit_kernels.forward.pages import GqaLayout, IndexLayout, MlaLayout, PageLayout
-from quantkit_kernels.forward.triton import cache, conversion, experts, gqa, index, linear, mla
+from quantkit_kernels.forward.triton import cache, conversion, experts, gqa, index, linear, mla, tags
 from quantkit_kernels.forward.triton.launch import Launch, recording
 from quantkit_kernels.forward.weights import Experts, Fp8Weight, Int4Weight
 from quantkit_kernels.search import METHODS
@@ -36,6 +36,7 @@ def launches() -> list[Launch]:
             _gqa(GqaLayout(64, 4, 128, kv_dtype))
             _mla(MlaLayout(64, kv_dtype))
             _index(IndexLayout(64, kv_dtype))
+        _tags()
         _conversions()
     return list(_distinct(found))
 
@@ -155,6 +156,11 @@ def _index(layout: IndexLayout) -> None:
     weights = _empty(4, 32, dtype=torch.float32)
     scores = index.index_scores(_empty(4, 32, 128), weights, pages, layout, table, rows, lengths, 4096)
     index.index_topk(scores, lengths, 2048)
+
+
+def _tags() -> None:
+    table, numbers = _empty(64, 256, dtype=torch.int32), _empty(64, 256, dtype=torch.uint64)
+    tags.check_page_tags(table, table, numbers, numbers[0], table[:, 0])
 
 
 def _conversions() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,14 @@ else:
         return self.rewrite()(*args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = _call
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Arithmetic with NaN and Inf, which the interpreter does in numpy, is meant."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"))
 
 
 @pytest.fixture

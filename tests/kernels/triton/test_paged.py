@@ -15,10 +15,12 @@ from quantkit_kernels.forward.gqa import gqa_decode, gqa_prefill
 from quantkit_kernels.forward.index import index_scores, index_topk
 from quantkit_kernels.forward.mla import mla_decode, mla_prefill
 from quantkit_kernels.forward.pages import GqaLayout, IndexLayout, MlaLayout
+from quantkit_kernels.forward.tags import check_page_tags
 from quantkit_kernels.forward.triton import gqa as triton_gqa
 from quantkit_kernels.forward.triton import mla as triton_mla
+from quantkit_kernels.tags import check_page_tags_twin
 
-from ..forward import paged
+from ..forward import paged, test_tags
 
 LIMIT, RMS = 2**-7, 2**-8
 pytestmark = pytest.mark.usefixtures("on_triton")
@@ -218,3 +220,9 @@ def test_index_topk(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = index_topk(scores, lengths, k)
     monkeypatch.setattr(choice, "backend_for", lambda like: "torch")
     assert torch.equal(found, index_topk(scores, lengths, k))
+
+
+@pytest.mark.parametrize(("requests", "entries", "pages"), [(40, 7, 9), (7, 300, 1000), (3, 0, 4)])
+def test_page_tags(requests: int, entries: int, pages: int) -> None:
+    parts = test_tags.case(entries, requests, entries, pages)
+    assert check_page_tags(*test_tags.tensors(parts)).tolist() == check_page_tags_twin(*parts).tolist()
