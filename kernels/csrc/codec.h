@@ -111,6 +111,18 @@ QK_INLINE void pack_codes(const uint8_t* codes, int64_t n, uint32_t* words) {
     for (int64_t i = 0; i < n; i += 8) words[i / 8] = pack8(load<uint64_t>(codes + i) ^ 0x0808080808080808u);
 #endif
 }
+// Adds how many of n such codes are stored as 0 to 15.
+QK_INLINE void count_codes(const uint8_t* codes, int64_t n, int64_t* counts) {
+#if QK_WIDTH == 16
+    for (int64_t i = 0; i < n; i += 32) {
+        const __m256i four = _mm256_and_si256(_mm256_loadu_si256((const __m256i*)(codes + i)), _mm256_set1_epi8(15));
+        for (int stored = 0; stored < 16; ++stored)
+            counts[stored] += __builtin_popcount(_mm256_cmpeq_epi8_mask(four, _mm256_set1_epi8(char(stored ^ 8))));
+    }
+#else
+    for (int64_t i = 0; i < n; ++i) ++counts[(codes[i] & 15) ^ 8];
+#endif
+}
 QK_INLINE uint64_t unpack8(uint64_t x) {
     x = (x | x << 16) & 0x0000ffff0000ffffu;
     x = (x | x << 8) & 0x00ff00ff00ff00ffu;

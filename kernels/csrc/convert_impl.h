@@ -151,6 +151,7 @@ bool quantize_batch(const float* w, const float* importance, int groups, const Q
     store_some(out.error + group, best_error, groups);
     store_some(out.energy + group, energy, groups);
     pack_codes(codes, int64_t(groups) * G, out.packed + group * (G / 8));
+    if (out.counts) count_codes(codes, int64_t(groups) * G, out.counts);
     return true;
 }
 

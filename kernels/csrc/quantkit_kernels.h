@@ -56,6 +56,7 @@ struct QkInt4Out {
     int64_t num_factors;
     int32_t is_unbiased;  // the scale of output gain 1 is stored, see search.py; only without importance
     const float* importance;  // [columns], what a squared error counts in the search; null: each counts 1
+    int64_t* counts;  // [16], to which the number of weights of each stored code is added; null: not wanted
 };
 
 // The operations of one instruction set.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .types import F32, GROUP_SIZES, I32, U8, U16
+from .types import F32, GROUP_SIZES, I32, I64, U8, U16
 
 
 def matrix(name: str, array: NDArray[Any], *dtypes: Any) -> NDArray[Any]:
@@ -53,6 +53,20 @@ def importance(array: F32, columns: int) -> F32:
         raise ValueError(f"importance must be of shape [{columns}], got {list(array.shape)}")
     if not (np.isfinite(array) & (array >= 0)).all():
         raise ValueError("importance must be finite and not negative")
+    return array
+
+
+def counts(array: I64 | None) -> I64 | None:
+    """Where a histogram of the sixteen codes is added up; written in place, so nothing is copied."""
+    if array is None:
+        return None
+    if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+        got = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
+        raise TypeError(f"counts must be a numpy array of int64, got {got}")
+    if array.shape != (16,):
+        raise ValueError(f"counts must be of shape [16], got {list(array.shape)}")
+    if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable and array.dtype.isnative):
+        raise ValueError("counts must be contiguous, aligned, writeable and of native byte order")
     return array
 
 

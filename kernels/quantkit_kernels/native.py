@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .errors import NanCodeError, NonFiniteError
 from .library import Library
 from .search import Method
-from .types import F32, I32, U8, U16, Int4Weight, empty_int4
+from .types import F32, I32, I64, U8, U16, Int4Weight, empty_int4
 
 _NAN_CODE, _NON_FINITE = 1, 2
 
@@ -45,7 +45,7 @@ class _Int4Out(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         ("packed", c_void_p), ("scale", c_void_p), ("error", c_void_p), ("energy", c_void_p),
         ("group_size", c_int64), ("factors", c_void_p), ("num_factors", c_int64),
-        ("is_unbiased", c_int32), ("importance", c_void_p),
+        ("is_unbiased", c_int32), ("importance", c_void_p), ("counts", c_void_p),
     ]  # fmt: skip
 
 
@@ -89,18 +89,31 @@ class Native:
         return out
 
     def fp8_to_int4(
-        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, method: Method
+        self,
+        codes: U8,
+        scales: F32,
+        block: tuple[int, int],
+        row_offset: int,
+        group_size: int,
+        method: Method,
+        counts: I64 | None = None,
     ) -> Int4Weight:
         out = empty_int4(codes.shape[0], codes.shape[1], group_size)
-        source = _fp8(codes, scales, block, row_offset)
-        self._call("qk_fp8_to_int4", row_offset, byref(source), byref(_int4_out(out, group_size, method)))
+        source, target = _fp8(codes, scales, block, row_offset), _int4_out(out, group_size, method, None, counts)
+        self._call("qk_fp8_to_int4", row_offset, byref(source), byref(target))
         return out
 
     def float_to_int4(
-        self, weight: F32 | U16, row_offset: int, group_size: int, method: Method, importance: F32 | None = None
+        self,
+        weight: F32 | U16,
+        row_offset: int,
+        group_size: int,
+        method: Method,
+        importance: F32 | None = None,
+        counts: I64 | None = None,
     ) -> Int4Weight:
         out = empty_int4(weight.shape[0], weight.shape[1], group_size)
-        source, target = _plain(weight), _int4_out(out, group_size, method, importance)
+        source, target = _plain(weight), _int4_out(out, group_size, method, importance, counts)
         self._call("qk_plain_to_int4", row_offset, byref(source), byref(target))
         return out
 
@@ -168,8 +181,10 @@ def _int4(packed: I32, scale: U16, columns: int, group_size: int) -> _Int4:
     return _Int4(_at(packed), _stride(packed), _at(scale), _stride(scale), packed.shape[0], columns, group_size)
 
 
-def _int4_out(out: Int4Weight, group_size: int, method: Method, importance: F32 | None = None) -> _Int4Out:
+def _int4_out(
+    out: Int4Weight, group_size: int, method: Method, importance: F32 | None, counts: I64 | None
+) -> _Int4Out:
     arrays = (_at(out.packed), _at(out.scale), _at(out.error), _at(out.energy))
-    weights = None if importance is None else _at(importance)
+    weights, places = (None if array is None else _at(array) for array in (importance, counts))
     is_unbiased = method.is_unbiased and importance is None
-    return _Int4Out(*arrays, group_size, _at(method.factors), method.factors.size, is_unbiased, weights)
+    return _Int4Out(*arrays, group_size, _at(method.factors), method.factors.size, is_unbiased, weights, places)

@@ -23,7 +23,7 @@ import numpy as np
 from . import arrays
 from .registry import active
 from .search import method_of
-from .types import F32, I32, U8, U16, Int4Weight
+from .types import F32, I32, I64, U8, U16, Int4Weight
 
 
 def fp8_to_float32(codes: U8, scales: F32, block: tuple[int, int], *, row_offset: int | None = None) -> F32:
@@ -55,6 +55,7 @@ def fp8_to_int4(
     method: str = "mse",
     *,
     row_offset: int | None = None,
+    counts: I64 | None = None,
 ) -> Int4Weight:
     """FP8 e4m3 weight to group INT4 in one pass, without a bf16 step between.
 
@@ -62,6 +63,8 @@ def fp8_to_int4(
         codes, scales, block, row_offset: as in ``fp8_to_float32``.
         group_size: 32, 64 or 128; must divide I. Groups need not line up with blocks.
         method: ``rtn`` or ``mse`` (``search.py``).
+        counts: int64 ``[16]``, to which the number of weights of every code is added, stored code q + 8 first to
+            last: a histogram in the same pass. After an error it holds no defined numbers.
 
     Raises:
         NanCodeError: a code is NaN.
@@ -70,7 +73,7 @@ def fp8_to_int4(
     """
     checked = arrays.fp8_weight(codes, scales, block, row_offset)
     arrays.check_group(checked[0].shape[1], group_size)
-    return active().fp8_to_int4(*checked, group_size, method_of(method))
+    return active().fp8_to_int4(*checked, group_size, method_of(method), arrays.counts(counts))
 
 
 def float_to_int4(
@@ -80,6 +83,7 @@ def float_to_int4(
     *,
     row_offset: int = 0,
     importance: F32 | None = None,
+    counts: I64 | None = None,
 ) -> Int4Weight:
     """Plain weight to group INT4.
 
@@ -90,6 +94,7 @@ def float_to_int4(
         importance: float32 ``[I]``, not negative: the scale search minimises the sum of
             importance * (W - q * scale)^2, as calibration wants, and the best of the grid is stored as it is.
             ``error`` of the result stays the plain sum.
+        counts: as in ``fp8_to_int4``.
 
     Raises:
         NonFiniteError: a weight is NaN or infinite. TypeError, ValueError: an argument does not fit.
@@ -98,7 +103,9 @@ def float_to_int4(
     arrays.check_group(weight.shape[1], group_size)
     if importance is not None:
         importance = arrays.importance(importance, weight.shape[1])
-    return active().float_to_int4(weight, row_offset, group_size, method_of(method), importance)
+    return active().float_to_int4(
+        weight, row_offset, group_size, method_of(method), importance, arrays.counts(counts)
+    )
 
 
 def int4_to_float32(packed: I32, scale: U16, columns: int, *, group_size: int | None = None) -> F32:

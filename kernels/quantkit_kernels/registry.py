@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from .search import Method
-from .types import F32, I32, U8, U16, Int4Weight
+from .types import F32, I32, I64, U8, U16, Int4Weight
 
 ENV_BACKEND = "QUANTKIT_KERNELS"
 NAMES = ("cpu", "torch", "triton")
@@ -32,11 +32,24 @@ class Backend(Protocol):
     def fp8_to_bf16(self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int) -> U16: ...
 
     def fp8_to_int4(
-        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, method: Method
+        self,
+        codes: U8,
+        scales: F32,
+        block: tuple[int, int],
+        row_offset: int,
+        group_size: int,
+        method: Method,
+        counts: I64 | None = None,
     ) -> Int4Weight: ...
 
     def float_to_int4(
-        self, weight: F32 | U16, row_offset: int, group_size: int, method: Method, importance: F32 | None = None
+        self,
+        weight: F32 | U16,
+        row_offset: int,
+        group_size: int,
+        method: Method,
+        importance: F32 | None = None,
+        counts: I64 | None = None,
     ) -> Int4Weight: ...
 
     def int4_to_float32(self, packed: I32, scale: U16, columns: int, group_size: int) -> F32: ...

@@ -15,7 +15,19 @@ from numpy.typing import NDArray
 
 from .errors import NanCodeError, NonFiniteError
 from .search import Method
-from .types import F32, FP8_MAX, FP8_ZERO_SCALE, I32, INT4_ZERO_SCALE, U8, U16, Int4Weight, empty_int4
+from .types import (
+    F32,
+    FP8_MAX,
+    FP8_ZERO_SCALE,
+    I32,
+    I64,
+    INT4_ZERO_SCALE,
+    U8,
+    U16,
+    Int4Weight,
+    count_codes,
+    empty_int4,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,23 +57,40 @@ class TorchTwin:
         return out
 
     def fp8_to_int4(
-        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, method: Method
+        self,
+        codes: U8,
+        scales: F32,
+        block: tuple[int, int],
+        row_offset: int,
+        group_size: int,
+        method: Method,
+        counts: I64 | None = None,
     ) -> Int4Weight:
         out = empty_int4(codes.shape[0], codes.shape[1], group_size)
         for rows in _tiles(codes.shape):
             weight = _product(codes[rows], scales, block, row_offset + rows.start)
             _refuse(row_offset + rows.start, _is_nan_code(codes[rows]), weight)
             _quantize_into(out, rows, weight, group_size, method)
+        if counts is not None:
+            count_codes(out.packed, counts)
         return out
 
     def float_to_int4(
-        self, weight: F32 | U16, row_offset: int, group_size: int, method: Method, importance: F32 | None = None
+        self,
+        weight: F32 | U16,
+        row_offset: int,
+        group_size: int,
+        method: Method,
+        importance: F32 | None = None,
+        counts: I64 | None = None,
     ) -> Int4Weight:
         out = empty_int4(weight.shape[0], weight.shape[1], group_size)
         for rows in _tiles(weight.shape):
             tile = _plain(weight[rows])
             _refuse(row_offset + rows.start, None, tile)
             _quantize_into(out, rows, tile, group_size, method, importance)
+        if counts is not None:
+            count_codes(out.packed, counts)
         return out
 
     def int4_to_float32(self, packed: I32, scale: U16, columns: int, group_size: int) -> F32:

@@ -14,6 +14,7 @@ U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
 
 GROUP_SIZES = (32, 64, 128)
 INT4_ZERO_SCALE = 0.0078125  # finfo(bfloat16).eps: what compressed-tensors stores for a scale of zero
@@ -38,6 +39,12 @@ class Int4Weight:
     scale: U16
     error: F32
     energy: F32
+
+
+def count_codes(packed: I32, counts: I64) -> None:
+    """Add to ``counts`` ``[16]`` how many nibbles of ``packed`` (any shape) are 0 to 15, that is q + 8."""
+    nibbles = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
+    counts += np.bincount(nibbles & 15, minlength=16) + np.bincount(nibbles >> 4, minlength=16)
 
 
 def empty_int4(rows: int, columns: int, group_size: int) -> Int4Weight:

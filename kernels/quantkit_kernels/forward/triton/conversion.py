@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quantkit_kernels.errors import NanCodeError, NonFiniteError
 from quantkit_kernels.search import Method
-from quantkit_kernels.types import F32, I32, U8, U16, Int4Weight, empty_int4
+from quantkit_kernels.types import F32, I32, I64, U8, U16, Int4Weight, count_codes, empty_int4
 
 from .kernels import conversion as kernels
 from .launch import ceil_div, is_interpreted, launch
@@ -57,16 +57,31 @@ class TritonBackend:
         return out
 
     def fp8_to_int4(
-        self, codes: U8, scales: F32, block: tuple[int, int], row_offset: int, group_size: int, method: Method
+        self,
+        codes: U8,
+        scales: F32,
+        block: tuple[int, int],
+        row_offset: int,
+        group_size: int,
+        method: Method,
+        counts: I64 | None = None,
     ) -> Int4Weight:
         out = empty_int4(codes.shape[0], codes.shape[1], group_size)
         grid = self._to(scales)
         for rows in _tiles(codes.shape):
             self._quantize(out, rows, codes, "fp8", grid, block, row_offset + rows.start, group_size, method, None)
+        if counts is not None:
+            count_codes(out.packed, counts)
         return out
 
     def float_to_int4(
-        self, weight: F32 | U16, row_offset: int, group_size: int, method: Method, importance: F32 | None = None
+        self,
+        weight: F32 | U16,
+        row_offset: int,
+        group_size: int,
+        method: Method,
+        importance: F32 | None = None,
+        counts: I64 | None = None,
     ) -> Int4Weight:
         out = empty_int4(weight.shape[0], weight.shape[1], group_size)
         kind = "bf16" if weight.dtype == np.uint16 else "float32"
@@ -74,6 +89,8 @@ class TritonBackend:
         for rows in _tiles(weight.shape):
             at = row_offset + rows.start
             self._quantize(out, rows, weight, kind, none, (1, 1), at, group_size, method, importance)
+        if counts is not None:
+            count_codes(out.packed, counts)
         return out
 
     def int4_to_float32(self, packed: I32, scale: U16, columns: int, group_size: int) -> F32:
