@@ -7,10 +7,10 @@ STAMP  := $(VENV)/.quantkit-installed
 TEST_ENV := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types packaging check bench golden docs wheel clean
+.PHONY: help setup demo test test-kernels sanitize lint types packaging check bench bench-kernels golden docs wheel clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## virtual environment, pinned dependencies, editable install, native kernels
 
@@ -24,6 +24,22 @@ demo: setup ## convert the bundled model, verify it, load both views, print perp
 
 test: setup ## run all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+KERNEL_TESTS ?= tests/kernels tests/golden tests/oracles
+LEVELS = $$($(BIN)/python -c 'from quantkit_kernels.library import Library; print(*Library.load().isa_available)')
+
+test-kernels: setup ## tests of the kernels with the twin and every instruction-set level forced in turn
+	@set -e; for level in torch $(LEVELS); do echo "== $$level"; \
+	  if [ $$level = torch ]; then force=QUANTKIT_KERNELS=torch; else force=QUANTKIT_CPU_ISA=$$level; fi; \
+	  env $$force $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile $(KERNEL_TESTS); done
+
+# Leaks are not looked for: Python never frees everything. torch's own code is not instrumented.
+SANITIZED := build/sanitize
+SANITIZE_TESTS ?= tests/kernels --ignore=tests/kernels/triton --ignore=tests/kernels/test_registry.py -k 'not torch'
+sanitize: setup ## tests of the native library built with address and undefined-behaviour sanitizers
+	QUANTKIT_SANITIZE=1 $(BIN)/python setup.py -q build --build-lib $(SANITIZED) --build-temp $(SANITIZED)-objects
+	PYTHONPATH=$(SANITIZED) LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SANITIZE_TESTS)
 
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -39,6 +55,9 @@ check: lint types test packaging ## everything that continuous integration runs
 
 bench: setup ## all measurements, written to out/bench as JSON (takes several minutes; nothing else should run)
 	$(BIN)/python bench/run_all.py --out out/bench
+
+bench-kernels: setup ## the figures of the kernels: out/bench/kernels.json and .md (nothing else should run)
+	$(BIN)/python bench/kernels/run.py --json out/bench/kernels.json
 
 golden: setup ## write the golden files anew, after a deliberate change of the format
 	$(BIN)/python tests/golden/regenerate.py

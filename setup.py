@@ -31,6 +31,12 @@ ISA_FLAGS = {  # by the end of a source's name
     "_avx512": AVX512,
     "_avx512_bf16": [*AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni"],
 }
+# For `make sanitize`: the run-time libraries must be loaded before Python, so this is never what is installed.
+SANITIZE = (
+    ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]
+    if os.environ.get("QUANTKIT_SANITIZE")
+    else []
+)
 SOURCES = sorted(path.as_posix() for path in Path(CSRC).glob("*.cpp"))
 HEADERS = sorted(path.as_posix() for path in Path(CSRC).glob("*.h"))
 
@@ -92,9 +98,10 @@ setup(
             "quantkit_kernels.libquantkit_kernels",
             sources=SOURCES,
             depends=HEADERS,
-            extra_compile_args=FLAGS,
+            extra_compile_args=FLAGS + SANITIZE,
+            extra_link_args=SANITIZE,
             language="c++",
-            optional=True,
+            optional=not SANITIZE,
         )
     ],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": AnyPythonWheel},

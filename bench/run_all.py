@@ -2,7 +2,8 @@
 
     python bench/run_all.py --out DIR
 
-Each script writes DIR/<name>.json; the exit code is 1 if a script failed or a stated target was missed.
+Each script writes DIR/<name>.json (kernels/run: DIR/kernels.json and a table); the exit code is 1 if a script
+failed or a stated target was missed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 SCRIPTS = (
     "bench_plan", "bench_convert", "bench_quality", "bench_engines", "bench_few_tokens", "bench_gptq",
-    "bench_calibrated", "bench_kernels",
+    "bench_calibrated", "kernels/run",
 )  # fmt: skip
 HERE = Path(__file__).resolve().parent
 
@@ -28,7 +29,7 @@ def main() -> int:
     failed, missed = [], []
     for name in SCRIPTS:
         print(f"== {name}", flush=True)
-        result = out / f"{name}.json"
+        result = out / f"{name.partition('/')[0]}.json"
         if subprocess.run([sys.executable, str(HERE / f"{name}.py"), "--json", str(result)]).returncode:
             failed.append(name)
             continue
