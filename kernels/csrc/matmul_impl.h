@@ -128,18 +128,35 @@ inline Row partial_unit(const Row& row, const Shape& shape, Unit& copy) {
 template <int Kind, int R>
 QK_INLINE void direct_unit(const Row (&units)[TILE], const Act* const* x, int64_t at, Total (&total)[R]) {
     Total scale[A::SPANS], sum[A::SPANS][R][TILE];
-    QK_UNROLL
-    for (int n = 0; n < TILE; ++n) {
-        Weight w[STEPS];
-        A::decode<Kind>(units[n].codes, w);
+    if constexpr (R <= 2 && STEPS <= 4) {  // registers hold four decoded rows
+        Weight w[TILE][STEPS];
         QK_UNROLL
-        for (int span = 0; span < A::SPANS; ++span) {
+        for (int n = 0; n < TILE; ++n) A::decode<Kind>(units[n].codes, w[n]);
+        QK_UNROLL
+        for (int i = 0; i < R * TILE; ++i) sum[0][i / TILE][i % TILE] = A::zero();
+        QK_UNROLL
+        for (int i = 0; i < STEPS; ++i) {
             QK_UNROLL
             for (int r = 0; r < R; ++r) {
-                sum[span][r][n] = A::zero();
+                A::Input input = A::input(x[r] + at + i * (UNIT / STEPS));
+                A::keep(input);
                 QK_UNROLL
-                for (int i = span * A::STEPS; i < (span + 1) * A::STEPS; ++i)
-                    sum[span][r][n] = A::dot(sum[span][r][n], w[i], A::input(x[r] + at + i * (UNIT / STEPS)));
+                for (int n = 0; n < TILE; ++n) sum[0][r][n] = A::dot(sum[0][r][n], w[n][i], input);
+            }
+        }
+    } else {
+        QK_UNROLL
+        for (int n = 0; n < TILE; ++n) {
+            Weight w[STEPS];
+            A::decode<Kind>(units[n].codes, w);
+            QK_UNROLL
+            for (int i = 0; i < A::SPANS * R; ++i) {
+                Total& s = sum[i / R][i % R][n];
+                s = A::zero();
+                const Act* input = x[i % R] + at + i / R * A::STEPS * (UNIT / STEPS);
+                QK_UNROLL
+                for (int k = 0; k < A::STEPS; ++k)
+                    s = A::dot(s, w[i / R * A::STEPS + k], A::input(input + k * (UNIT / STEPS)));
             }
         }
     }
@@ -164,8 +181,6 @@ QK_INLINE void direct_units(const Row (&rows)[TILE], int64_t first, int64_t last
             for (int line = 0; line < unit_bytes(Kind); line += 64)
                 A::prefetch(others[n].codes + at * unit_bytes(Kind) + line);
         }
-        if (is_int4(Kind) && at % 8 == 0)
-            for (int n = 0; n < TILE; ++n) A::prefetch(others[n].scale + at * scale_bytes(Kind));
         direct_unit<Kind, R>(units, x, u * UNIT, total);
     }
 }
@@ -193,6 +208,9 @@ void direct(const Rows& rows, const Act* const* x, const Shape& shape, float* ou
             near[n] = rows.ahead(o + n + TILE * int(tiles));
             far[n] = rows.ahead(o + n + TILE * int(tiles + 1));
         }
+        if constexpr (is_int4(Kind))
+            for (int64_t byte = 0; byte < whole * scale_bytes(Kind); byte += 64)
+                for (int n = 0; n < TILE; ++n) A::prefetch(far[n].scale + byte);
         Total total[R];
         QK_UNROLL
         for (int r = 0; r < R; ++r) total[r] = A::zero();
