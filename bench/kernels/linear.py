@@ -17,7 +17,7 @@ from measure import Row, write_rows
 from quantkit_kernels.forward.linear import fp8_linear, int4_linear
 from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
 
-OUTPUTS, INPUTS = 32768, 6144
+OUTPUTS, INPUTS = 65536, 6144
 PEER_ROWS = (1, 2, 4, 8, 64)
 
 

@@ -36,11 +36,10 @@ def int4_linear(x: Tensor, weight: Int4Weight, *, out: Tensor | None = None) -> 
     if not isinstance(weight, Int4Weight):
         raise TypeError(f"weight must be an Int4Weight, got {type(weight).__name__}")
     result = _checked(x, weight, weight.packed, out)
-    if x.numel() and result.numel():
-        flat = _rows(x)
-        implementation("linear", x).int4_linear(flat, weight, result.view(flat.shape[0], weight.out_features))
-        return result
-    return result.zero_()
+    if not x.numel() or not result.numel():
+        return result.zero_()
+    implementation("linear", x).int4_linear(_rows(x), weight, _rows(result))
+    return result
 
 
 def fp8_linear(x: Tensor, weight: Fp8Weight, *, out: Tensor | None = None) -> Tensor:
@@ -60,11 +59,10 @@ def fp8_linear(x: Tensor, weight: Fp8Weight, *, out: Tensor | None = None) -> Te
     if not isinstance(weight, Fp8Weight):
         raise TypeError(f"weight must be an Fp8Weight, got {type(weight).__name__}")
     result = _checked(x, weight, weight.codes, out)
-    if x.numel() and result.numel():
-        flat = _rows(x)
-        implementation("linear", x).fp8_linear(flat, weight, result.view(flat.shape[0], weight.out_features))
-        return result
-    return result.zero_()
+    if not x.numel() or not result.numel():
+        return result.zero_()
+    implementation("linear", x).fp8_linear(_rows(x), weight, _rows(result))
+    return result
 
 
 def _checked(x: Tensor, weight: Int4Weight | Fp8Weight, stored: Tensor, out: Tensor | None) -> Tensor:
@@ -79,5 +77,5 @@ def _checked(x: Tensor, weight: Int4Weight | Fp8Weight, stored: Tensor, out: Ten
 
 def _rows(x: Tensor) -> Tensor:
     """``[N, I]`` with contiguous rows; a copy only where strides ask for it."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
