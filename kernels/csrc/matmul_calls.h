@@ -31,6 +31,7 @@ struct Linear {
             const int64_t output = i / chunks * width;
             Scratch& mine = scratch[thread];
             mine.rows.count = mine.rows.known = int(smaller(width, call.outputs - output));
+            mine.rows.next = OUTPUTS * weight.stride, mine.rows.next_scale = OUTPUTS * weight.scale_stride;
             weight.rows(output, mine.rows.count, mine.rows.row);
             tile<Kind>(shape, x, output, i % chunks * CHUNK_ROWS, mine);
         });
@@ -126,6 +127,7 @@ struct ExpertsCall {
             for (int start = 0; start < width; start += step) {
                 const int count = int(smaller(step, width - start));
                 rows.count = rows.known = 2 * count;
+                rows.next = step * gate.stride, rows.next_scale = step * gate.scale_stride;
                 gate.rows(unit * UNIT + start, count, rows.row);
                 up.rows(unit * UNIT + start, count, rows.row + count);
                 product<Kind>(n, outer, scratch);
@@ -160,8 +162,10 @@ struct ExpertsCall {
 
     // Those of an expert, and the first of the next expert.
     void down_rows(int64_t active, int64_t output, int count, Rows& rows) const {
-        tensor(active, 2).rows(output, count, rows.row);
+        const Matrix weight = tensor(active, 2);
+        weight.rows(output, count, rows.row);
         rows.count = rows.known = count;
+        rows.next = OUTPUTS * weight.stride, rows.next_scale = OUTPUTS * weight.scale_stride;
         if (active + 1 == routing.active) return;
         const int more = count < BEYOND ? count : BEYOND;
         tensor(active + 1, 2).rows(output, more, rows.row + count);

@@ -52,6 +52,7 @@ struct Shape {
 struct Rows {
     Row row[WIDE + BEYOND];
     int count, known;
+    int64_t next, next_scale;  // bytes from a row to the row that comes in its place in the next panel
 
     const Row& at(int o) const { return row[o < count ? o : count - 1]; }
     const Row& ahead(int o) const { return row[o < known ? o : known - 1]; }
@@ -229,12 +230,18 @@ void direct(const Rows& rows, const Act* const* x, const Shape& shape, float* ou
 // Decodes units [first, last) of the weight rows into the panel; the last row fills up its tile.
 template <int Kind>
 void fill(const Rows& rows, int64_t first, int64_t last, const Shape& shape, Scratch& scratch) {
+    const bool is_last = last == shape.units;  // and so the next panel is of the next rows
+    const int64_t ahead = is_last ? rows.next - first * unit_bytes(Kind) : DEPTH * unit_bytes(Kind);
+    const int64_t ahead_scale = is_last ? rows.next_scale - first * scale_bytes(Kind) : DEPTH * scale_bytes(Kind);
     for (int o = 0; o < rows.count; o += TILE) {
         for (int64_t u = first; u < last; ++u) {
             Unit copies[TILE];
             Row units[TILE];
             for (int n = 0; n < TILE; ++n) {
                 const Row& row = rows.at(o + n);
+                for (int line = 0; line < unit_bytes(Kind); line += 64)
+                    A::prefetch(row.codes + u * unit_bytes(Kind) + ahead + line);
+                if (is_int4(Kind)) A::prefetch(row.scale + u * scale_bytes(Kind) + ahead_scale);
                 units[n] = u < shape.whole ? whole_unit<Kind>(row, u, shape, copies[n])
                                            : partial_unit<Kind>(row, shape, copies[n]);
                 Weight w[STEPS];
