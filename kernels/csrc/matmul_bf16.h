@@ -41,13 +41,13 @@ constexpr Bf16Tables make_tables() {
 
 alignas(64) constexpr Bf16Tables TABLES = make_tables();
 
-// Where the bf16 scale of run g of row n, of four places to a row, goes: the high half of float lane 4 g + n.
+// Where the bf16 scale of run g of row n goes: the high half of float lane 4 g + n.
 struct ScaleShuffle {
     uint16_t index[32];
 };
 constexpr ScaleShuffle scale_shuffle(int count) {  // scales in a unit
     ScaleShuffle s{};
-    for (int lane = 0; lane < 16; ++lane) s.index[2 * lane + 1] = uint16_t(lane % 4 * 4 + lane / 4 * count / 4);
+    for (int lane = 0; lane < 16; ++lane) s.index[2 * lane + 1] = uint16_t(lane % 4 * count + lane / 4 * count / 4);
     return s;
 }
 template <int Count>
@@ -136,12 +136,24 @@ struct Arithmetic {
             rows = _mm512_insertf32x4(rows, _mm_loadu_ps(reinterpret_cast<const float*>(units[3].scale)), 3);
             out[0] = _mm512_permutexvar_ps(
                 _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), rows);
+        } else if constexpr (Kind == INT4_128) {  // the high half of lane n of four
+            uint16_t stored[4];
+            for (int n = 0; n < 4; ++n) memcpy(stored + n, units[n].scale, 2);
+            const int64_t low = int64_t(uint64_t(stored[0]) << 16 | uint64_t(stored[1]) << 48);
+            const int64_t high = int64_t(uint64_t(stored[2]) << 16 | uint64_t(stored[3]) << 48);
+            out[0] = _mm512_castsi512_ps(_mm512_broadcast_i32x4(_mm_set_epi64x(high, low)));
         } else {
             constexpr int COUNT = scale_bytes(Kind) / 2;
-            int64_t stored[4] = {};
-            for (int n = 0; n < 4; ++n) memcpy(stored + n, units[n].scale, 2 * COUNT);
-            const __m512i rows = _mm512_castsi256_si512(
-                _mm256_setr_epi64x(stored[0], stored[1], stored[2], stored[3]));
+            __m512i rows;
+            if constexpr (Kind == INT4_32) {
+                int64_t stored[4];
+                for (int n = 0; n < 4; ++n) memcpy(stored + n, units[n].scale, 8);
+                rows = _mm512_castsi256_si512(_mm256_setr_epi64x(stored[0], stored[1], stored[2], stored[3]));
+            } else {
+                int32_t stored[4];
+                for (int n = 0; n < 4; ++n) memcpy(stored + n, units[n].scale, 4);
+                rows = _mm512_castsi128_si512(_mm_setr_epi32(stored[0], stored[1], stored[2], stored[3]));
+            }
             out[0] = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(
                 0xaaaaaaaau, _mm512_load_si512(ScaleIndex<COUNT>::value.index), rows));
         }
