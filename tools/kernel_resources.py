@@ -15,7 +15,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Resources:
         arch: 90 for sm_90, 100 for sm_100.
         warps: of a program, 32 threads each.
         registers: of a thread; shared: bytes of a program; spilled: bytes of a thread, stores and loads.
+        tensor_memory: columns of a program, of 512; sm_100 has it.
         tensor_core: which matrix instruction it uses, or none.
     """
 
@@ -47,6 +48,7 @@ class Resources:
     registers: int
     shared: int
     spilled: int
+    tensor_memory: int
     tensor_core: str
 
 
@@ -67,14 +69,14 @@ class _Driver:
 
 
 def compile_all(arch: int, *, one_each: bool = False) -> Iterator[Resources]:
-    """Compiles each launch for ``arch``, or one of each kernel; raises whatever triton or ptxas says about it."""
+    """Compiles each launch for ``arch``, or one of each kernel and kind of page; raises what ptxas says."""
     triton.runtime.driver.set_active(_Driver(arch))
     triton.knobs.nvidia.dump_ptxas_log = True
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
         found = launches()
         if one_each:
-            found = list({launch.kernel.__name__: launch for launch in found}.values())
+            found = list({(x.kernel.__name__, x.constants.get("FP8")): x for x in found}.values())
         for launch in found:
             yield _compile(launch, arch)
 
@@ -91,25 +93,23 @@ def _compile(launch: Launch, arch: int) -> Resources:
     constants = " ".join(f"{name}={value}" for name, value in launch.constants.items())
     return Resources(
         launch.kernel.__name__, constants, arch, launch.options["num_warps"], int(used.group(1)) if used else 0,
-        kernel.metadata.shared, spilled, "+".join(found) or "none",
+        kernel.metadata.shared, spilled, getattr(kernel.metadata, "tmem_size", 0) or 0, "+".join(found) or "none",
     )  # fmt: skip
 
 
 def table(rows: list[Resources]) -> str:
     """As markdown."""
-    head = "| kernel | constants | sm | warps | registers | shared | spilled | tensor cores |\n|" + "---|" * 8
-    lines = [
-        f"| {r.kernel} | {r.constants} | {r.arch} | {r.warps} | {r.registers} | {r.shared} | {r.spilled} "
-        f"| {r.tensor_core} |"
-        for r in rows
-    ]
-    return "\n".join([head, *lines])
+    columns = [field.name for field in fields(Resources)]
+    lines = [f"| {' | '.join(str(getattr(row, column)) for column in columns)} |" for row in rows]
+    return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES, help="default: both")
-    parser.add_argument("--one-each", action="store_true", help="one configuration of each kernel")
+    parser.add_argument(
+        "--one-each", action="store_true", help="one configuration of each kernel and kind of page"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     rows = [row for arch in options.arch or ARCHITECTURES for row in compile_all(arch, one_each=options.one_each)]

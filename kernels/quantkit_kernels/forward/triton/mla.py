@@ -15,6 +15,7 @@ from .kernels import mla as kernels
 from .launch import ceil_div, launch, power_of_2
 
 MAX_HEADS = 64  # of a program: 64 by 512 accumulators are half of the registers of eight warps
+MAX_HEADS_BF16 = 32  # 64 need 520 of the 512 columns of sm_100's tensor memory
 
 
 def mla_decode(
@@ -87,7 +88,7 @@ def _run(
     new_latent, new_rope = _rows_of(fresh_latent, query), _rows_of(fresh_rope, query)
     listed, width = (lengths, 0) if indices is None else (indices, indices.shape[1])
     chunk = CHUNK if not is_prefill else block_table.shape[1] * layout.page_size + rows + width
-    size, warps = _heads_of(heads)
+    size, warps = _heads_of(heads, MAX_HEADS if layout.is_fp8 else MAX_HEADS_BF16)
     constants: dict[str, Any] = {
         "FP8": layout.is_fp8, "PREFILL": is_prefill, "FRESH": is_fresh, "SPARSE": indices is not None,
         "PARTS": not is_prefill, "BLOCK_H": size, "BLOCK_T": 16 if layout.is_fp8 else 32,
@@ -103,10 +104,10 @@ def _run(
     )  # fmt: skip
 
 
-def _heads_of(heads: int) -> tuple[int, int]:
+def _heads_of(heads: int, most: int) -> tuple[int, int]:
     """Heads of a program and its warps."""
-    size = min(power_of_2(heads, 16), MAX_HEADS)
-    return size, 8 if size == MAX_HEADS else 4
+    size = min(power_of_2(heads, 16), most)
+    return size, 4 if size == 16 else 8
 
 
 def _rows_of(fresh: Tensor | None, instead: Tensor) -> Tensor:
