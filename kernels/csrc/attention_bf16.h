@@ -40,8 +40,9 @@ struct Arithmetic {
         const __m512i low0 = _mm512_load_si512(CODES.low), low1 = _mm512_load_si512(CODES.low + 64);
         const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // so that unpacking restores it
         for (int64_t i = 0; i < n; i += 64) {
-            const __mmask64 used = n - i >= 64 ? ~__mmask64(0) : (__mmask64(1) << (n - i)) - 1;
-            const __m512i c = _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi8(used, codes + i));
+            const __m512i loaded = n - i >= 64 ? _mm512_loadu_si512(codes + i)
+                                               : _mm512_maskz_loadu_epi8((__mmask64(1) << (n - i)) - 1, codes + i);
+            const __m512i c = _mm512_permutexvar_epi64(order, loaded);
             const __m512i sign = _mm512_and_si512(c, _mm512_set1_epi8(int8_t(0x80)));
             const __m512i high = _mm512_or_si512(_mm512_permutex2var_epi8(high0, c, high1), sign);
             const __m512i low = _mm512_permutex2var_epi8(low0, c, low1);
@@ -51,10 +52,11 @@ struct Arithmetic {
     }
     // Writes zeros up to the next multiple of 32.
     static void copy(const uint8_t* bf16, int64_t n, uint16_t* out) {
-        for (int64_t i = 0; i < n; i += 32) {
-            const __mmask32 used = n - i >= 32 ? ~__mmask32(0) : (__mmask32(1) << (n - i)) - 1;
-            _mm512_storeu_si512(out + i, _mm512_maskz_loadu_epi16(used, bf16 + 2 * i));
-        }
+        int64_t i = 0;
+        for (; i + 32 <= n; i += 32) _mm512_storeu_si512(out + i, _mm512_loadu_si512(bf16 + 2 * i));
+        if (i == n) return;
+        const __mmask32 used = (__mmask32(1) << (n - i)) - 1;
+        _mm512_storeu_si512(out + i, _mm512_maskz_loadu_epi16(used, bf16 + 2 * i));
     }
     static QK_INLINE void put(uint16_t* to, vf x) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)x));

@@ -23,12 +23,26 @@ QK_INLINE vi lane_numbers() {
     for (int i = 0; i < W; ++i) v[i] = i;
     return v;
 }
+QK_INLINE float max_lanes(vf x) {
+#if QK_WIDTH == 16
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float lanes[W];
+    store(lanes, x);
+    for (int i = 1; i < W; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+    return lanes[0];
+#endif
+}
 QK_INLINE float sum_lanes(vf x) {
+#if QK_WIDTH == 16
+    return _mm512_reduce_add_ps((__m512)x);
+#else
     float lanes[W];
     store(lanes, x);
     for (int n = W / 2; n; n /= 2)
         for (int i = 0; i < n; ++i) lanes[i] += lanes[i + n];
     return lanes[0];
+#endif
 }
 
 // e^x for x <= 0 within 2 units of the last place; exactly 1 for 0; 0 below -87; NaN for NaN.
