@@ -100,14 +100,17 @@ struct Place {
     int64_t offset;
 };
 
+QK_INLINE Place place_of(const QkPool& pool, const int32_t* table, int64_t position) {
+    const uint32_t size = uint32_t(pool.page_size), index = uint32_t(position) / size;
+    return Place{pool.pages + table[index] * pool.stride, int64_t(uint32_t(position) - index * size)};
+}
+
 struct Attention {
     const QkAttention& call;
     const Shape& shape;
 
-    Place place_of(const Block& block, int64_t position) const {
-        const uint32_t size = uint32_t(call.pool.page_size), index = uint32_t(position) / size;
-        const int64_t id = call.table[block.request * call.table_stride + index];
-        return Place{call.pool.pages + id * call.pool.stride, int64_t(uint32_t(position) - index * size)};
+    QK_INLINE Place place_of(const Block& block, int64_t position) const {
+        return ::place_of(call.pool, call.table + block.request * call.table_stride, position);
     }
 
     // Token i of a block into row `slot` of the group, its scales to place t of the tile.

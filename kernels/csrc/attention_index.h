@@ -3,6 +3,7 @@
 namespace {
 
 constexpr int64_t SPAN = 512;  // keys that a thread takes at a time
+constexpr int64_t AHEAD = 32;  // tokens
 
 struct HeadScores {
     const Element *query, *keys;
@@ -29,16 +30,17 @@ struct IndexMemory {
 
 // Keys [first, first + n) of a token's row, transposed, and their scales.
 void read_keys(const QkIndexScores& call, const IndexMemory& m, int64_t row, int64_t first, int n) {
-    const int64_t columns = call.key.columns, size = call.pool.page_size;
+    const int64_t columns = call.key.columns;
+    const int32_t* table = call.table + row * call.table_stride;
     for (int t = 0; t < n; t += GROUP) {
         for (int i = 0; i < GROUP; ++i) {
-            const int64_t position = first + t + i;
             m.scales[t + i] = 0;
             if (t + i >= n) continue;
-            const int64_t id = call.table[row * call.table_stride + position / size], offset = position % size;
-            const uint8_t* page = call.pool.pages + id * call.pool.stride;
-            read_run(call.key, run_at(call.key, page, 0, offset), columns, m.key_rows + i * columns);
-            m.scales[t + i] = scale_at(call.key, page, 0, offset);
+            const Place at = place_of(call.pool, table, first + t + i);
+            const uint8_t* key = run_at(call.key, at.page, 0, at.offset);
+            prefetch(key + AHEAD * call.key.token_stride, call.key.token_stride);  // in this page, or nowhere
+            read_run(call.key, key, columns, m.key_rows + i * columns);
+            m.scales[t + i] = scale_at(call.key, at.page, 0, at.offset);
         }
         Arithmetic::transpose(m.key_rows, columns, columns, m.keys + t * Arithmetic::PACK);
     }
