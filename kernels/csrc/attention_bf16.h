@@ -35,7 +35,7 @@ struct Arithmetic {
     }
 
     // Writes zeros up to the next multiple of 64.
-    static void decode(const uint8_t* codes, int64_t n, uint16_t* out) {
+    static QK_INLINE void decode(const uint8_t* codes, int64_t n, uint16_t* out) {
         const __m512i high0 = _mm512_load_si512(CODES.high), high1 = _mm512_load_si512(CODES.high + 64);
         const __m512i low0 = _mm512_load_si512(CODES.low), low1 = _mm512_load_si512(CODES.low + 64);
         const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // so that unpacking restores it

@@ -8,15 +8,6 @@ struct Arithmetic {
     static constexpr int PACK = 1;  // elements of one column (keys) or token (values) in a lane
     static constexpr int RUN = W == 4 ? 3 : 4;  // rows whose sums are in registers
 
-    static QK_INLINE vf fma(vf a, vf b, vf c) {
-#if QK_WIDTH == 16
-        return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif QK_WIDTH == 8
-        return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-        return a * b + c;
-#endif
-    }
     static void decode(const uint8_t* codes, int64_t n, float* out) {
         vectors(n, [&](int64_t i, int lanes) QK_LAMBDA {
             store_some(out + i, decode_e4m3_or_nan(load_some<vb>(codes + i, lanes)), lanes);

@@ -159,14 +159,50 @@ struct Attention {
         if (!call.is_latent) prefetch(run_at(call.value, at.page, block.kv_head, at.offset), bytes);
     }
 
+    // Sixteen tokens from token i on, all in one page.
+    void read_group(const Block& block, const Memory& m, int64_t i, int t) const {
+        const Place at = place_of(block, i);
+        const uint8_t* from = run_at(call.key, at.page, block.kv_head, at.offset);
+        const uint8_t* second = run_at(call.value, at.page, call.is_latent ? 0 : block.kv_head, at.offset);
+        const int64_t key_columns = call.is_latent ? shape.value_columns : shape.key_columns;
+        Element* to = m.key_rows;
+        Element* to_second = call.is_latent ? to + key_columns : m.value_rows;
+        const int64_t stride = call.is_latent ? shape.key_width : shape.value_width;
+        for (int j = 0; j < GROUP; ++j) {
+            prefetch_token(block, i + j + GROUP);  // between the reads: as many at once would be dropped
+            read_run(call.key, from + j * call.key.token_stride, key_columns, to + j * shape.key_width);
+            read_run(call.value, second + j * call.value.token_stride, call.value.columns, to_second + j * stride);
+        }
+        const QkPart& scaled = call.is_latent ? call.key : call.value;
+        for (int s = 0; s < shape.scales; ++s)
+            for (int j = 0; j < GROUP; ++j) {
+                const int64_t group = call.is_latent ? s : block.kv_head;
+                m.value_scales[s * TILE + t + j] = scale_at(scaled, at.page, group, at.offset + j);
+                m.key_scales[s * TILE + t + j] = scale_at(call.key, at.page, group, at.offset + j);
+            }
+        for (int j = 0; j < GROUP; ++j)
+            if (call.is_latent) m.key_scales[shape.scales * TILE + t + j] = 1;
+    }
+
+    // Whether sixteen tokens from token i on lie in one page.
+    bool is_group(const Block& block, int64_t i) const {
+        const uint32_t size = uint32_t(call.pool.page_size);
+        return !block.chosen && i + GROUP <= smaller(block.tokens, block.first_fresh) &&
+               uint32_t(i) % size + GROUP <= size;
+    }
+
     void read_tile(const Block& block, const Memory& m, int64_t first, int n) const {
         const Element* rows = call.is_latent ? m.key_rows : m.value_rows;
         const int64_t stride = call.is_latent ? shape.key_width : shape.value_width;
         for (int t = 0; t < n; t += GROUP) {
             const int used = n - t < GROUP ? n - t : GROUP;
-            for (int i = 0; i < used; ++i) {
-                prefetch_token(block, first + t + i + GROUP);
-                read_token(block, m, first + t + i, i, t + i);
+            if (used == GROUP && is_group(block, first + t)) {
+                read_group(block, m, first + t, t);
+            } else {
+                for (int i = 0; i < used; ++i) {
+                    prefetch_token(block, first + t + i + GROUP);
+                    read_token(block, m, first + t + i, i, t + i);
+                }
             }
             for (int i = used; i < GROUP; ++i) {  // zeros, so that a weight of zero meets no NaN
                 memset(m.key_rows + i * shape.key_width, 0, size_t(shape.key_width) * sizeof(Element));
@@ -202,45 +238,57 @@ struct Attention {
         }
     }
 
-    // Scores of one row to softmax numerators times the scale of the values; `seen` tokens of the tile count.
-    void weights(const Memory& m, int row, int64_t seen) const {
-        float* s = m.scores + row * TILE;
-        Element* p = m.p + row * shape.scales * TILE;
-        if (seen <= 0) {
-            m.factors[row] = 1;
-            memset(p, 0, size_t(shape.scales) * TILE * sizeof(Element));
-            return;
-        }
+    // show(t, x, hidden): x for the tokens from t on that are seen, hidden for the others.
+    template <class Step>
+    QK_INLINE void with_seen(int64_t seen, const Step& step) const {
         if (seen >= TILE)
-            numerators(m, row, s, p, [](int, vf x, vf) QK_LAMBDA { return x; });
+            step([](int, vf x, vf) QK_LAMBDA { return x; });
         else
-            numerators(m, row, s, p, [seen](int t, vf x, vf hidden) QK_LAMBDA {
-                return lane_numbers() + t < splati(int32_t(seen)) ? x : hidden;
+            step([seen](int t, vf x, vf hidden) QK_LAMBDA {
+                return lane_numbers() + t < splati(int32_t(seen < 0 ? 0 : seen)) ? x : hidden;
             });
     }
 
-    // show(t, x, hidden): x for the tokens from t on that are seen, hidden for the others.
-    template <class Show>
-    QK_INLINE void numerators(const Memory& m, int row, float* s, Element* p, const Show& show) const {
-        vf most = splat(LOWEST);
-        for (int t = 0; t < TILE; t += W) {
-            const vf x = show(t, load<vf>(s + t) * splat(call.scale), splat(LOWEST));
-            most = most > x ? most : x;
-            store(s + t, x);
+    // Scores of a tile's first n tokens to softmax numerators times the scale of the values. Three loops over the
+    // rows, because one row alone is a long chain of operations that wait for each other.
+    void weights(const Block& block, const Memory& m, int64_t tile, int n) const {
+        const int rows = block.rows();
+        float bases[ROWS];
+        for (int row = 0; row < rows; ++row)
+            with_seen(smaller(n, tokens_of(block, row) - tile), [&](const auto& show) QK_LAMBDA {
+                float* s = m.scores + row * TILE;
+                vf most = splat(LOWEST);
+                for (int t = 0; t < TILE; t += W) {
+                    const vf x = show(t, load<vf>(s + t) * splat(call.scale), splat(LOWEST));
+                    most = most > x ? most : x;
+                    store(s + t, x);
+                }
+                const float before = m.largest[row], here = max_lanes(most);
+                bases[row] = before > here ? before : here;
+            });
+        for (int row = 0; row < rows; row += W) {
+            const int lanes = int(smaller(W, rows - row));
+            const vf largest = load_some<vf>(bases + row, lanes), before = load_some<vf>(m.largest + row, lanes);
+            const vf base = largest == splat(LOWEST) ? vf{} : largest;
+            const vf factor = exponential(before - base);
+            store_some(m.factors + row, factor, lanes);
+            store_some(m.total + row, load_some<vf>(m.total + row, lanes) * factor, lanes);
+            store_some(m.largest + row, largest, lanes);
+            store_some(bases + row, base, lanes);
         }
-        const float before = m.largest[row], here = max_lanes(most), largest = before > here ? before : here;
-        const float base = reference(largest);
-        vf sum{};
-        for (int t = 0; t < TILE; t += W) {
-            const vf e = show(t, exponential(load<vf>(s + t) - splat(base)), vf{});
-            sum += e;
-            for (int b = 0; b < shape.scales; ++b)
-                Arithmetic::put(p + b * TILE + t, show(t, e * load<vf>(m.value_scales + b * TILE + t), vf{}));
-        }
-        const float factor = before == LOWEST ? 0 : exponential(before - base);
-        m.factors[row] = factor;
-        m.total[row] = m.total[row] * factor + sum_lanes(sum);
-        m.largest[row] = largest;
+        for (int row = 0; row < rows; ++row)
+            with_seen(smaller(n, tokens_of(block, row) - tile), [&](const auto& show) QK_LAMBDA {
+                const float* s = m.scores + row * TILE;
+                Element* p = m.p + row * shape.scales * TILE;
+                vf sum{};
+                for (int t = 0; t < TILE; t += W) {
+                    const vf e = show(t, exponential(load<vf>(s + t) - splat(bases[row])), vf{});
+                    sum += e;
+                    for (int b = 0; b < shape.scales; ++b)
+                        Arithmetic::put(p + b * TILE + t, show(t, e * load<vf>(m.value_scales + b * TILE + t), vf{}));
+                }
+                m.total[row] += sum_lanes(sum);
+            });
     }
 
     struct Weigh {
@@ -310,7 +358,7 @@ struct Attention {
             const int n = int(smaller(TILE, last - tile));
             read_tile(block, m, tile, n);
             score_tile(m, rows);
-            for (int row = 0; row < rows; ++row) weights(m, row, smaller(n, tokens_of(block, row) - tile));
+            weights(block, m, tile, n);
             const bool is_ragged = shape.is_ragged && tokens_of(block, 0) - tile < n;
             if (is_ragged && !Arithmetic::is_finite(m.values, round_up(n, GROUP) * shape.value_width))
                 weigh_ragged(block, m, tile, n);

@@ -13,6 +13,15 @@ constexpr int ROWS = 64;    // (query, head) pairs that share a tile
 constexpr int CHUNK = 512;  // tokens of a decode whose softmax is done apart; the parts are merged in order
 constexpr float LOWEST = -__builtin_inff();
 
+QK_INLINE vf fma(vf a, vf b, vf c) {
+#if QK_WIDTH == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif QK_WIDTH == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 QK_INLINE bool any_lane(vi mask) {
     int32_t lanes = 0;
     for (int i = 0; i < W; ++i) lanes |= mask[i];
@@ -48,12 +57,12 @@ QK_INLINE float sum_lanes(vf x) {
 // e^x for x <= 0 within 2 units of the last place; exactly 1 for 0; 0 below -87; NaN for NaN.
 QK_INLINE vf exponential(vf x) {
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const vf t = x * splat(1.44269504f) + magic;
+    const vf t = fma(x, splat(1.44269504f), magic);
     const vf n = t - magic;
-    const vf r = (x - n * splat(0.693359375f)) - n * splat(-2.12194440e-4f);  // ln 2 in two parts
+    const vf r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), x));  // ln 2 in two parts
     vf p = splat(1.0f / 5040);
     const float coefficients[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-    for (float c : coefficients) p = p * r + splat(c);
+    for (float c : coefficients) p = fma(p, r, splat(c));
     const vf result = number(bits(p) + (bits(t) << 23));  // the low bits of t are those of n
     const vf in_range = x < splat(-87.0f) ? vf{} : result;
     return x == x ? in_range : x;
