@@ -112,7 +112,7 @@ int in_chunks(const Plan& plan, const Attention& attention, int64_t blocks, int6
 int attention(const QkAttention* call, int threads) {
     const Shape shape(*call);
     const Plan plan(*call, shape);
-    const Attention all{*call, shape};
+    const Attention all{{*call, shape}};
     const int64_t blocks = plan.blocks(), chunks = plan.most_chunks();
     const size_t bytes = Memory::bytes(shape, call->num_indices);
     if (threads > 1 && blocks < 4 * threads && chunks > 1)
