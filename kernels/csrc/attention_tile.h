@@ -99,7 +99,7 @@ struct Arena {
     template <class T>
     T* take(int64_t count) {
         used = (used + 63) & ~size_t(63);
-        T* p = reinterpret_cast<T*>(base + used);
+        T* p = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base) + used);
         used += size_t(count) * sizeof(T);
         return p;
     }
