@@ -21,8 +21,13 @@
 #error "the packing below assumes little-endian words"
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)  // checks of everything that is inlined would take minutes to compile
+#define QK_INLINE inline
+#define QK_LAMBDA
+#else
 #define QK_INLINE inline __attribute__((always_inline))
 #define QK_LAMBDA __attribute__((always_inline))
+#endif
 
 namespace {
 
