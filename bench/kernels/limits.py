@@ -49,17 +49,21 @@ def best_of_each(calls: dict[str, Callable[[], object]], seconds: float, least: 
     return {name: min(runs) for name, runs in times.items()}
 
 
-@cache
-def read_bandwidth() -> float:
-    """Bytes per second with torch's number of threads."""
+def readers() -> dict[str, Callable[[], object]]:
+    """Calls that each read ``GIB`` bytes, to take turns with what is held against them: the bandwidth of a shared
+    machine changes by half from one minute to the next.
+    """
     data = torch.ones(GIB // 4, dtype=torch.float32)
     library, total = choice.library(), ctypes.c_uint64()
     library.declare({"qk_read_memory": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p)})
     arguments = (data.data_ptr(), GIB, torch.get_num_threads(), ctypes.byref(total))
-    times = best_of_each(
-        {"native": lambda: library.call("qk_read_memory", *arguments), "torch": lambda: data.sum()}, 1.5, 10
-    )
-    return GIB / min(times.values())
+    return {"read, native": lambda: library.call("qk_read_memory", *arguments), "read, torch": lambda: data.sum()}
+
+
+@cache
+def read_bandwidth() -> float:
+    """Bytes per second with torch's number of threads."""
+    return GIB / min(best_of_each(readers(), 2.0, 20).values())
 
 
 def matrix_rate(rows: int, inputs: int, outputs: int, seconds: float = 1.0) -> float:
