@@ -66,7 +66,7 @@ class BuildNative(build_ext):
             except CompileError:
                 if not isa_flags(source):
                     raise
-                print(f"{source}: does not compile with {isa_flags(source)}, as said above; left out", file=sys.stderr)
+                print(f"{source}: left out: does not compile with {isa_flags(source)}", file=sys.stderr)
                 objects += self._compile(ext, source, ext.extra_compile_args)
         self.compiler.link_shared_object(
             objects, self.get_ext_fullpath(ext.name), extra_postargs=ext.extra_link_args, target_lang="c++"
