@@ -3,8 +3,8 @@
     python bench/kernels/attention.py [FILE.json]
 
 A latent of 656 bytes meets 2 * (576 + 512) operations of every head, so from a few heads on a CPU is bound by its
-matrix rate and not by memory. Each MLA row is therefore held against both: the share of the read bandwidth and the
-share of torch's BF16 matrix rate, measured in the same run. "In chunks" is the price of the same bits for any
+matrix rate and not by memory. The target is a share of the read bandwidth; beside it stands the share of torch's
+BF16 matrix rate, measured in the same run. "In chunks" is the price of the same bits for any
 batch: the 512-token chunks of a context and their merge, against one pass over it.
 """
 
@@ -77,8 +77,8 @@ def mla(heads: int) -> list[Row]:
             "ms",
             share,
             read / 1e9,
-            ">= 60 % of one of them",
-            max(of_read, of_matrix) >= 0.6,
+            ">= 60 % of read bandwidth",
+            of_read >= 0.6,
         ),
         Row(
             f"  FP8 against BF16 pages, {heads} heads",
