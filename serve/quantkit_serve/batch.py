@@ -1,0 +1,78 @@
+"""One step as the runner gets it: what the scheduler decided, in arrays, without tensors of torch.
+
+Legend: R sequences of the step, T tokens of the step, P entries of a row of the block table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from .phase import Phase
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step: a run of tokens of each of R sequences, one after the other.
+
+    A plain decode step has one token per sequence. Replay of generated tokens after a preemption, and the
+    verification of speculated ones, are decode steps with several.
+
+    Attributes:
+        phase: picks the weight set.
+        token_ids: int64 ``[T]``.
+        positions: int64 ``[T]``, of each token in its sequence.
+        cu_tokens: int32 ``[R+1]``, where each sequence's run starts; 0 first, T last.
+        lengths: int32 ``[R]``, tokens of each context, the run included.
+        block_table: int32 ``[R, P]``, pages of each sequence, room for the run included; the very array that the
+            tag check compared.
+        logit_rows: int64 ``[n]``, ascending, the tokens whose next-token logits are wanted.
+    """
+
+    phase: Phase
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    cu_tokens: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    block_table: NDArray[np.int32]
+    logit_rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What an engine must know of a model.
+
+    Attributes:
+        name: what /v1/models says.
+        vocab_size: columns of the logits.
+        max_model_len: positions that the model was trained for.
+        page_bytes: of one page over all layers.
+        kv_format_id: hash of everything that two parties must share to read each other's pages.
+        eos_token_ids: tokens that end an answer.
+        memory: bytes of the loaded weights by kind (``shared``, ``prefill``, ``decode``).
+    """
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    page_bytes: int
+    kv_format_id: str
+    eos_token_ids: frozenset[int]
+    memory: dict[str, int]
+
+
+class Runner(Protocol):
+    """Computes steps; owns weights and the memory of the pages, nothing else."""
+
+    facts: ModelFacts
+
+    def allocate(self, num_pages: int) -> None:
+        """Take the memory of the page pool, once, before the first step."""
+
+    def run(self, batch: Batch) -> Tensor:
+        """Store the run's keys and values in its pages; float32 logits ``[n, vocab]`` of ``logit_rows``."""
