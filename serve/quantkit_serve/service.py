@@ -28,7 +28,7 @@ class Health:
 class Figures:
     """Counts since the start and gauges of now; metrics and the live page read them.
 
-    ``pages`` maps page ids to the request that owns them, or ``cached``, ``quarantined``, ``shared``; free pages are
+    ``pages`` maps page ids to the owning request or ``cached``, ``quarantined``, ``shared``; free pages are
     left out. ``steps`` are the latest: (start, seconds, phase, sequences, tokens), in seconds since the start.
     """
 
