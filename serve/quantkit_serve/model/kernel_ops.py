@@ -1,0 +1,169 @@
+"""The model's operations in bfloat16, by ``quantkit_kernels.forward``; pages in FP8 or BF16.
+
+The page formats of latent attention are made for the published sizes (512 latent, 64 rotary, 128 index columns).
+Smaller models (the bundled one) are padded with zeros up to them, which adds nothing to any sum.
+
+Legend: see ``ops``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantkit_kernels.forward import cache, gqa, index, mla
+from quantkit_kernels.forward.experts import moe_fp8, moe_int4
+from quantkit_kernels.forward.linear import fp8_linear, int4_linear
+from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, ROPE, GqaLayout, IndexLayout, MlaLayout
+from quantkit_kernels.forward.twin.linear import dequantize
+from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
+
+from ..config import CacheConfig, ModelConfig
+from ..phase import Phase
+from .attention import StepContext
+from .pages import GqaPages, Layout, MlaPages, PageKind, Pool
+from .weights import ExpertSet, Linear, PlainWeight, Stored
+
+_E4M3_MAX = 448.0
+_INPUT_BLOCK = 128  # values of an FP8 linear's input that share a scale
+
+
+class KernelOps:
+    """See ``Ops``."""
+
+    dtype = torch.bfloat16
+
+    def __init__(self, model: ModelConfig, cache_config: CacheConfig) -> None:
+        self._page_size = cache_config.page_size
+        self._kv_dtype = cache_config.kv_dtype
+        self._is_fresh = model.prefill_kv == "fresh"
+        self._rounds_inputs = model.fp8_activations == "dynamic128"
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        weight = linear.weight
+        if isinstance(weight, Int4Weight):
+            y = int4_linear(x, weight)
+        elif isinstance(weight, Fp8Weight):
+            y = fp8_linear(round_e4m3(x) if self._rounds_inputs else x, weight)
+        else:
+            y = torch.nn.functional.linear(x, weight.values.to(self.dtype))
+        return y if linear.bias is None else y + linear.bias.to(self.dtype)
+
+    def float_linear(self, x: Tensor, weight: Stored) -> Tensor:
+        if isinstance(weight, PlainWeight):
+            return torch.nn.functional.linear(x.float(), weight.values.float())
+        return self.linear(x, Linear(weight)).float()
+
+    def dense(self, weight: Stored) -> Tensor:
+        if isinstance(weight, PlainWeight):
+            return weight.values.to(self.dtype)
+        return dequantize(weight, slice(None)).to(self.dtype)
+
+    def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.matmul(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+    def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
+        fused = experts.fused
+        if fused is None or (self._rounds_inputs and isinstance(fused.gate[0], Fp8Weight)):
+            return self._one_by_one(x, topk_ids, topk_weights, experts)
+        if isinstance(fused.gate[0], Int4Weight):
+            return moe_int4(x, topk_ids, topk_weights, fused)  # type: ignore[arg-type]  # by its first weight
+        return moe_fp8(x, topk_ids, topk_weights, fused)  # type: ignore[arg-type]
+
+    def _one_by_one(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
+        """Experts of any formats, in ascending order, sums in float32 as the kernels'."""
+        total = torch.zeros(x.shape, dtype=torch.float32)
+        for expert in sorted(set(topk_ids.flatten().tolist())):
+            tokens, places = torch.where(topk_ids == expert)
+            own = x[tokens]
+            gate = self.linear(own, Linear(experts.gate[expert])).float()
+            up = self.linear(own, Linear(experts.up[expert])).float()
+            inner = (torch.nn.functional.silu(gate) * up).to(self.dtype)
+            down = self.linear(inner, Linear(experts.down[expert])).float()
+            total.index_add_(0, tokens, down * topk_weights[tokens, places, None])
+        return total.to(self.dtype)
+
+    def layout(self, kind: PageKind) -> Layout:
+        if isinstance(kind, GqaPages):
+            return GqaLayout(self._page_size, kind.num_kv_heads, kind.head_dim, self._kv_dtype)
+        if isinstance(kind, MlaPages):
+            return MlaLayout(self._page_size, self._kv_dtype)
+        return IndexLayout(self._page_size, self._kv_dtype)
+
+    def gqa(
+        self, query: Tensor, key: Tensor, value: Tensor, pool: Pool, step: StepContext, scale: float
+    ) -> Tensor:
+        pages, layout = pool
+        assert isinstance(layout, GqaLayout)  # our invariant: ``layout`` made it
+        cache.store_gqa(pages, layout, step.slots, key, value)
+        if step.is_single and not self._takes_fresh(step):
+            return gqa.gqa_decode(query, pages, layout, step.block_table, step.lengths, scale=scale)
+        fresh = (key, value) if self._takes_fresh(step) else (None, None)
+        return gqa.gqa_prefill(
+            query, pages, layout, step.block_table, step.cu_tokens, step.lengths,
+            scale=scale, fresh_key=fresh[0], fresh_value=fresh[1],
+        )  # fmt: skip
+
+    def mla(
+        self,
+        query_latent: Tensor,
+        query_rope: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        pool: Pool,
+        step: StepContext,
+        scale: float,
+        *,
+        is_sparse: bool = False,
+    ) -> Tensor:
+        pages, layout = pool
+        assert isinstance(layout, MlaLayout)  # our invariant: ``layout`` made it
+        columns, indices = query_latent.shape[-1], step.topk if is_sparse else None
+        query_latent, query_rope = _padded(query_latent, LATENT), _padded(query_rope, ROPE)
+        latent, rope = _padded(latent, LATENT), _padded(rope, ROPE)
+        cache.store_mla(pages, layout, step.slots, latent, rope)
+        if step.is_single and not self._takes_fresh(step):
+            out = mla.mla_decode(
+                query_latent, query_rope, pages, layout, step.block_table, step.lengths, scale=scale,
+                indices=indices,
+            )  # fmt: skip
+        else:
+            fresh = (latent, rope) if self._takes_fresh(step) else (None, None)
+            out = mla.mla_prefill(
+                query_latent, query_rope, pages, layout, step.block_table, step.cu_tokens, step.lengths,
+                scale=scale, fresh_latent=fresh[0], fresh_rope=fresh[1], indices=indices,
+            )  # fmt: skip
+        return out[..., :columns]
+
+    def index(
+        self, query: Tensor, head_weights: Tensor, key: Tensor, pool: Pool, step: StepContext, k: int
+    ) -> Tensor:
+        pages, layout = pool
+        assert isinstance(layout, IndexLayout)  # our invariant: ``layout`` made it
+        cache.store_index_keys(pages, layout, step.slots, _padded(key, INDEX_DIM))
+        scores = index.index_scores(
+            _padded(query, INDEX_DIM), head_weights, pages, layout, step.block_table, step.rows, step.visible
+        )
+        return index.index_topk(scores, step.visible, k)
+
+    def _takes_fresh(self, step: StepContext) -> bool:
+        return self._is_fresh and step.phase is Phase.PREFILL
+
+
+def round_e4m3(x: Tensor) -> Tensor:
+    """Values as an engine's FP8 linear sees them: e4m3 with a float32 scale per 128 values of a row.
+
+    The product of code and scale is rounded to x's type, which the kernels take (2^-9 relative, 2^-4 of a step).
+    """
+    columns = x.shape[-1]
+    blocks = _padded(x.float(), -(-columns // _INPUT_BLOCK) * _INPUT_BLOCK).view(*x.shape[:-1], -1, _INPUT_BLOCK)
+    scale = blocks.abs().amax(-1, keepdim=True) / _E4M3_MAX
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    rounded: Tensor = (blocks / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).float() * scale
+    return rounded.flatten(-2)[..., :columns].to(x.dtype)
+
+
+def _padded(x: Tensor, columns: int) -> Tensor:
+    """Zeros behind the last column, up to ``columns``."""
+    missing = columns - x.shape[-1]
+    return x if missing == 0 else torch.nn.functional.pad(x, (0, missing))

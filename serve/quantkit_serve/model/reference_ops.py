@@ -1,0 +1,162 @@
+"""The model's operations in float32, plain torch, on dequantized weights: what the kernels are compared with.
+
+Slow and large on purpose: every weight is dequantized once and kept, attention is a loop over sequences. Pages
+hold float32 or bfloat16 values, without scales.
+
+Legend: see ``ops``; N pages, S tokens in a page, C columns that a token has in a pool, n tokens of a context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantkit_kernels.forward.twin.index import index_topk
+from quantkit_kernels.forward.twin.linear import dequantize
+
+from ..config import CacheConfig, ModelConfig
+from ..phase import Phase
+from .attention import StepContext
+from .pages import GqaPages, Layout, MlaPages, PageKind, Pool
+from .weights import ExpertSet, Linear, PlainWeight, Stored
+
+
+@dataclass(frozen=True)
+class PlainLayout:
+    """S tokens of C values."""
+
+    page_size: int
+    columns: int
+    dtype: torch.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        return self.page_size * self.columns * self.dtype.itemsize
+
+    def views(self, pages: Tensor) -> Tensor:
+        """``[N, S, C]``, sharing memory."""
+        return pages.view(self.dtype).view(-1, self.page_size, self.columns)
+
+
+class ReferenceOps:
+    """See ``Ops``."""
+
+    dtype = torch.float32
+
+    def __init__(self, model: ModelConfig, cache: CacheConfig) -> None:
+        self._page_size = cache.page_size
+        self._kv_dtype = torch.float32 if cache.kv_dtype == "f32" else torch.bfloat16
+        self._is_fresh = model.prefill_kv == "fresh"
+        self._dense: dict[Stored, Tensor] = {}
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        y = x @ self.dense(linear.weight).T
+        return y if linear.bias is None else y + linear.bias.float()
+
+    def float_linear(self, x: Tensor, weight: Stored) -> Tensor:
+        return x @ self.dense(weight).T
+
+    def dense(self, weight: Stored) -> Tensor:
+        if weight not in self._dense:
+            if isinstance(weight, PlainWeight):
+                self._dense[weight] = weight.values.float()
+            else:
+                self._dense[weight] = dequantize(weight, slice(None))
+        return self._dense[weight]
+
+    def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.einsum("thi,hoi->tho", x, weight)
+
+    def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
+        total = torch.zeros_like(x)
+        for expert in sorted(set(topk_ids.flatten().tolist())):
+            tokens, places = torch.where(topk_ids == expert)
+            gate = x[tokens] @ self.dense(experts.gate[expert]).T
+            up = x[tokens] @ self.dense(experts.up[expert]).T
+            down = (torch.nn.functional.silu(gate) * up) @ self.dense(experts.down[expert]).T
+            total.index_add_(0, tokens, down * topk_weights[tokens, places, None])
+        return total
+
+    def layout(self, kind: PageKind) -> Layout:
+        if isinstance(kind, GqaPages):
+            columns = 2 * kind.num_kv_heads * kind.head_dim
+        elif isinstance(kind, MlaPages):
+            columns = kind.latent + kind.rope
+        else:
+            columns = kind.head_dim
+        return PlainLayout(self._page_size, columns, self._kv_dtype)
+
+    def gqa(
+        self, query: Tensor, key: Tensor, value: Tensor, pool: Pool, step: StepContext, scale: float
+    ) -> Tensor:
+        heads, dim = key.shape[1:]
+        out = torch.empty_like(query)
+        for tokens, context in self._contexts(torch.stack([key, value], 1).flatten(1), pool, step):
+            k, v = context.view(-1, 2, heads, dim).repeat_interleave(query.shape[1] // heads, 2).unbind(1)
+            out[tokens] = _attend(query[tokens], k, v, _causal(tokens, step, len(k)), scale)
+        return out
+
+    def mla(
+        self,
+        query_latent: Tensor,
+        query_rope: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        pool: Pool,
+        step: StepContext,
+        scale: float,
+        *,
+        is_sparse: bool = False,
+    ) -> Tensor:
+        query = torch.cat([query_latent, query_rope], -1)
+        out = torch.empty_like(query_latent)
+        for tokens, context in self._contexts(torch.cat([latent, rope], -1), pool, step):
+            mask = _causal(tokens, step, len(context))
+            if is_sparse and step.topk is not None:
+                chosen = torch.zeros(mask.shape[0], mask.shape[1] + 1, dtype=torch.bool)
+                chosen.scatter_(
+                    1, step.topk[tokens].long() % chosen.shape[1], True
+                )  # -1 falls into the last column
+                mask = mask & chosen[:, :-1]
+            key = context[:, None].expand(-1, query.shape[1], -1)
+            out[tokens] = _attend(query[tokens], key, key[..., : latent.shape[1]], mask, scale)
+        return out
+
+    def index(
+        self, query: Tensor, head_weights: Tensor, key: Tensor, pool: Pool, step: StepContext, k: int
+    ) -> Tensor:
+        scores = torch.full((len(query), int(step.lengths.max())), -torch.inf)
+        for tokens, keys in self._contexts(key, pool, step):
+            heads = torch.relu(torch.einsum("thd,sd->ths", query[tokens], keys))
+            found = torch.einsum("th,ths->ts", head_weights[tokens], heads)
+            scores[tokens, : len(keys)] = found
+        return index_topk(scores, step.visible, k)
+
+    def _contexts(self, own: Tensor, pool: Pool, step: StepContext) -> Iterator[tuple[slice, Tensor]]:
+        """Stores the run's values ``[T, C]``; for each sequence its tokens and its context ``[n, C]``."""
+        pages, layout = pool
+        assert isinstance(layout, PlainLayout)  # our invariant: ``layout`` made it
+        values, starts = layout.views(pages), step.cu_tokens.tolist()
+        values[step.slots // layout.page_size, step.slots % layout.page_size] = own.to(layout.dtype)
+        for row, length in enumerate(step.lengths.tolist()):
+            tokens = slice(starts[row], starts[row + 1])
+            used = step.block_table[row, : -(-length // layout.page_size)].long()
+            context = values[used].flatten(0, 1)[:length].float()
+            if self._is_fresh and step.phase is Phase.PREFILL:
+                context[length - (tokens.stop - tokens.start) :] = own[tokens]
+            yield tokens, context
+
+
+def _causal(tokens: slice, step: StepContext, length: int) -> Tensor:
+    """bool ``[t, n]``: what each token of a sequence sees."""
+    return torch.arange(length) < step.visible[tokens, None]
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """query ``[t, H, D]``, key ``[n, H, D]``, value ``[n, H, Dv]``, mask bool ``[t, n]``; ``[t, H, Dv]``."""
+    scores = torch.einsum("thd,nhd->htn", query, key) * scale
+    p = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
+    return torch.einsum("htn,nhd->thd", p, value)
