@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (  # top first; a module belongs to the longest prefix that fits
     ("quantkit.__main__",),
     ("quantkit.cli",),
+    ("quantkit_serve.http",),
+    ("quantkit_serve.engine",),
+    ("quantkit_serve.model", "quantkit_serve.paging"),
     ("quantkit_evals", "quantkit_serve"),
     ("quantkit",),
     ("quantkit.api",),
@@ -30,7 +33,7 @@ RANK = {name: rank for rank, names in enumerate(reversed(LAYERS)) for name in na
 HEAVY = {"torch", "transformers", "huggingface_hub", "compressed_tensors", "accelerate", "safetensors", "triton"}
 TORCH_TWIN = "quantkit_kernels.torch_twin"  # torch's one place among the conversions; imported when chosen
 FORWARD = "quantkit_kernels.forward"  # torch tensors in and out; imported by what runs models
-ENGINES = ("quantkit_evals", "quantkit_serve", FORWARD)
+ENGINES = ("quantkit_evals", "quantkit_serve.model", "quantkit_serve.engine.sampler", FORWARD)
 TRITON = "quantkit_kernels.forward.triton."
 
 
