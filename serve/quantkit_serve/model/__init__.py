@@ -1,7 +1,7 @@
 """The model of an artifact or checkpoint, computed step by step over pages: everything that touches tensors.
 
 loader, weights     the views' tensors, mapped; one weight set per phase, shared tensors once
-spec, rotary, norm  what config.json says of running the model, and the small parts
+spec, rope, norm    what config.json says of running the model, and the small parts
 attention, gqa ...  the attention of a layer; ``attention`` is the protocol
 experts             dense MLP, router and routed experts
 decoder             the layers, from token ids to logits

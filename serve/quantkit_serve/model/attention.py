@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..phase import Phase
 from .pages import PageKind, Pool
+from .rope import Angles
 
 
 @dataclass
@@ -30,8 +31,7 @@ class StepContext:
         rows: int32 ``[T]``, each token's row of the block table.
         visible: int32 ``[T]``, tokens that each token sees, itself included: positions + 1.
         is_single: every sequence has one token.
-        cos, sin: ``[T, d]`` of the model's rotary embedding, d rotary columns, both halves the same frequencies,
-            in the type of the hidden states (as transformers rounds them).
+        angles: of the positions by the model's rotary embedding, for ``rope.rotate_halves`` and ``rotate_pairs``.
         topk: int32 ``[T, K]``, positions ascending, then -1: what the latest layer with an indexer chose; layers
             that share it read it. None before.
     """
@@ -45,8 +45,7 @@ class StepContext:
     rows: Tensor
     visible: Tensor
     is_single: bool
-    cos: Tensor
-    sin: Tensor
+    angles: Angles
     topk: Tensor | None = None
 
 

@@ -65,7 +65,7 @@ def rotate_halves(x: Tensor, angles: Angles) -> Tensor:
 
 
 def rotate_pairs(x: Tensor, angles: Angles) -> Tensor:
-    """``[T, ..., d]`` with its first D columns rotated, column 2i with 2i + 1, then half-split; the others pass."""
+    """``[T, ..., d]`` with its first D columns rotated, 2i with 2i + 1, and left half-split; the others pass."""
     rotary = x[..., : 2 * angles.cos.shape[-1]].float()
     return _rotated(x, rotary[..., 0::2], rotary[..., 1::2], angles)
 
@@ -136,7 +136,7 @@ def softmax_scale(text: Mapping[str, Any], width: int) -> float:
         width: columns of a query head, rotary ones included.
     """
     given = rope_parameters(text)
-    scale = float(width) ** -0.5
+    scale: float = width**-0.5
     every = given.get("mscale_all_dim")
     if given["rope_type"] == "default" or not every:
         return scale
@@ -179,7 +179,7 @@ def _mscale(scale: float, mscale: float = 1.0) -> float:
 
 
 def _number(given: Mapping[str, Any], name: str) -> float:
-    value = given.get(name)
+    value: object = given.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise SourceError(
             f"{name} is {value!r}", where="config.json: rope_parameters", accepted="a positive number"
