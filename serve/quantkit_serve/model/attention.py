@@ -50,13 +50,11 @@ class StepContext:
 
 
 class Attention(Protocol):
-    """The attention of one layer, its weights included.
+    """The attention of one layer, its weights included."""
 
-    Attributes:
-        kinds: of the page pools that it needs, in the order in which it is given them.
-    """
-
-    kinds: Sequence[PageKind]
+    @property
+    def kinds(self) -> Sequence[PageKind]:
+        """Of the page pools that it needs, in the order in which it is given them."""
 
     def forward(self, hidden: Tensor, step: StepContext, pools: Sequence[Pool]) -> Tensor:
         """From normed hidden states ``[T, H]`` to what is added to the residual, ``[T, H]``.

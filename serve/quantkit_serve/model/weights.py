@@ -111,4 +111,7 @@ class Weights(Protocol):
             SourceError: it is missing.
         """
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+
     def below(self, name: str) -> Weights: ...

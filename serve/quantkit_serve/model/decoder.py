@@ -1,0 +1,60 @@
+"""The decoder: token ids of a step to the logits that are wanted.
+
+Legend: T tokens of the step, H hidden size, n wanted rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .attention import Attention, StepContext
+from .experts import FeedForward
+from .norm import RmsNorm
+from .ops import Ops
+from .pages import Pool
+from .weights import Dual, Stored
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer: two residual branches, each behind a norm."""
+
+    attention_norm: RmsNorm
+    attention: Attention
+    feed_forward_norm: RmsNorm
+    feed_forward: FeedForward
+
+    def forward(self, hidden: Tensor, step: StepContext, pools: Sequence[Pool]) -> Tensor:
+        hidden = hidden + self.attention.forward(self.attention_norm(hidden), step, pools)
+        return hidden + self.feed_forward.forward(self.feed_forward_norm(hidden), step.phase)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model.
+
+    Attributes:
+        embedding: ``[V, H]`` as stored.
+        layers: in order.
+        norm: behind the last layer.
+        head: to the logits, ``[V, H]``.
+    """
+
+    embedding: Tensor
+    layers: Sequence[Layer]
+    norm: RmsNorm
+    head: Dual[Stored]
+    ops: Ops
+
+    def forward(
+        self, token_ids: Tensor, step: StepContext, pools: Sequence[Sequence[Pool]], logit_rows: Tensor
+    ) -> Tensor:
+        """Float32 logits ``[n, V]`` of tokens ``logit_rows`` int64 ``[n]`` of ``token_ids`` int64 ``[T]``."""
+        hidden = torch.nn.functional.embedding(token_ids, self.embedding).to(self.ops.dtype)
+        for layer, own in zip(self.layers, pools, strict=True):
+            hidden = layer.forward(hidden, step, own)
+        return self.ops.float_linear(self.norm(hidden[logit_rows]), self.head[step.phase])

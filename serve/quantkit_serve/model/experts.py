@@ -1,0 +1,81 @@
+"""The feed-forward part of a layer: a dense SwiGLU, or a router with routed and shared experts.
+
+Routing is computed in float32 from the hidden states on (transformers rounds the logits and weights of Qwen3-MoE,
+Mixtral and MiniMax-M2 to bfloat16 in between).
+
+Legend: T tokens, H hidden size, E experts, K chosen, G groups of experts.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..phase import Phase
+from .ops import Ops
+from .spec import RouterSpec
+from .weights import Dual, ExpertSet, Linear, Stored
+
+
+class FeedForward(Protocol):
+    def forward(self, hidden: Tensor, phase: Phase) -> Tensor:
+        """From normed hidden states ``[T, H]`` to what is added to the residual."""
+
+
+class SwiGlu:
+    """``down(silu(gate x) * up x)``: a dense layer, or the shared experts."""
+
+    def __init__(self, gate: Dual[Linear], up: Dual[Linear], down: Dual[Linear], ops: Ops) -> None:
+        self._gate, self._up, self._down, self._ops = gate, up, down, ops
+
+    def forward(self, hidden: Tensor, phase: Phase) -> Tensor:
+        gate, up = self._ops.linear(hidden, self._gate[phase]), self._ops.linear(hidden, self._up[phase])
+        return self._ops.linear(torch.nn.functional.silu(gate) * up, self._down[phase])
+
+
+class Router:
+    """Chooses experts of each token and weighs them.
+
+    Args:
+        weight: ``[E, H]``.
+        correction: float32 ``[E]``, added to the scores for the choice only (DeepSeek-V3), or None.
+    """
+
+    def __init__(self, spec: RouterSpec, weight: Dual[Stored], correction: Tensor | None, ops: Ops) -> None:
+        self._spec, self._weight, self._ops = spec, weight, ops
+        self._correction = None if correction is None else correction.float()
+
+    def __call__(self, hidden: Tensor, phase: Phase) -> tuple[Tensor, Tensor]:
+        """Ids int64 ``[T, K]`` and weights float32 ``[T, K]``."""
+        spec = self._spec
+        logits = self._ops.float_linear(hidden, self._weight[phase])
+        scores = logits.softmax(-1) if spec.kind == "softmax" else logits.sigmoid()
+        choice = scores if self._correction is None else scores + self._correction
+        if spec.num_groups > 1:
+            choice = self._eligible(choice)
+        ids = choice.topk(spec.top_k, -1).indices
+        weights = scores.gather(1, ids)
+        if spec.normalizes:
+            weights = weights / (weights.sum(-1, keepdim=True) + spec.epsilon)
+        return ids, weights * spec.scaling
+
+    def _eligible(self, choice: Tensor) -> Tensor:
+        """Experts outside of the best groups at -inf; a group is as good as the sum of its two best."""
+        grouped = choice.view(len(choice), self._spec.num_groups, -1)
+        best = grouped.topk(2, -1).values.sum(-1).topk(self._spec.topk_groups, -1).indices
+        keeps = torch.zeros(grouped.shape[:2], dtype=torch.bool).scatter_(1, best, True)
+        return grouped.masked_fill(~keeps[..., None], -torch.inf).view_as(choice)
+
+
+class MixtureOfExperts:
+    """Routed experts, plus shared ones where there are some."""
+
+    def __init__(self, router: Router, experts: Dual[ExpertSet], shared: SwiGlu | None, ops: Ops) -> None:
+        self._router, self._experts, self._shared, self._ops = router, experts, shared, ops
+
+    def forward(self, hidden: Tensor, phase: Phase) -> Tensor:
+        ids, weights = self._router(hidden, phase)
+        routed = self._ops.experts(hidden, ids, weights, self._experts[phase])
+        return routed if self._shared is None else routed + self._shared.forward(hidden, phase)
