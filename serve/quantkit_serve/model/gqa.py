@@ -16,7 +16,7 @@ from .attention import StepContext
 from .norm import RmsNorm
 from .ops import Ops
 from .pages import GqaPages, Pool
-from .rotary import rotate_half
+from .rope import rotate_halves
 from .spec import ModelSpec
 from .weights import Weights
 
@@ -54,7 +54,7 @@ class GqaAttention:
         query, key = query.view(-1, self._heads, self._dim), key.view(-1, self._kv_heads, self._dim)
         if self._norms and self._norms_heads:
             query, key = self._norms[0](query), self._norms[1](key)
-        query, key = rotate_half(query, step.cos, step.sin), rotate_half(key, step.cos, step.sin)
+        query, key = rotate_halves(query, step.angles), rotate_halves(key, step.angles)
         value = ops.linear(hidden, self._v[phase]).view(-1, self._kv_heads, self._dim)
         out = ops.gqa(query, key, value, pools[0], step, self._dim**-0.5)
         return ops.linear(out.reshape(len(hidden), -1), self._o[phase])

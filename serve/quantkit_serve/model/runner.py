@@ -26,7 +26,6 @@ from .loader import Opened, open_weights
 from .ops import Ops
 from .pages import Pool, pools, whole_page_bytes
 from .reference_ops import ReferenceOps
-from .rotary import Rotary
 from .spec import ModelSpec, model_spec
 
 _LAYOUT_VERSION = 1  # of pages.py and of the layouts of quantkit_kernels.forward.pages
@@ -49,7 +48,6 @@ class ModelRunner:
         self._ops = _ops(config)
         self._spec = model_spec(opened.config, opened.classifier.family.name)
         self._decoder = build_decoder(self._spec, opened.weights, self._ops)
-        self._rotary = Rotary(self._spec.rope, self._ops.dtype)
         self._layouts = [[self._ops.layout(k) for k in layer.attention.kinds] for layer in self._decoder.layers]
         self._pools: list[list[Pool]] | None = None
         self.facts = ModelFacts(
@@ -100,7 +98,6 @@ class ModelRunner:
         size = self._config.cache.page_size
         slots = batch.block_table[rows, batch.positions // size].astype(np.int64) * size + batch.positions % size
         positions = torch.from_numpy(batch.positions)
-        cos, sin = self._rotary(positions)
         return StepContext(
             phase=batch.phase,
             positions=positions,
@@ -111,8 +108,7 @@ class ModelRunner:
             rows=torch.from_numpy(rows),
             visible=torch.from_numpy((batch.positions + 1).astype(np.int32)),
             is_single=len(rows) == len(sizes) and bool((sizes == 1).all()),
-            cos=cos,
-            sin=sin,
+            angles=self._spec.rope.angles(positions),
         )
 
     def _kv_format_id(self) -> str:
@@ -124,7 +120,7 @@ class ModelRunner:
         ]
         content = {
             "version": _LAYOUT_VERSION, "family": spec.family, "kinds": kinds, "page_size": cache.page_size,
-            "kv_dtype": cache.kv_dtype, "rope": asdict(spec.rope),
+            "kv_dtype": cache.kv_dtype, "rope": [spec.rope.frequencies.tolist(), spec.rope.factor],
         }  # fmt: skip
         return hashlib.sha256(canonical_json(content)).hexdigest()
 

@@ -14,31 +14,13 @@ from typing import Any, Literal
 from quantkit.errors import SourceError, UnsupportedError
 from quantkit.models.config import TextShape, text_config, text_shape
 
+from .rope import Rope, rope_of
+
 FAMILIES = (
     "glm_moe_dsa", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "qwen3_moe", "glm4_moe", "minimax_m2",
     "mixtral",
 )  # fmt: skip
 _GROUPED = ("glm_moe_dsa", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe")
-_THETA = {"minimax_m2": 5e6, "mixtral": 1e6}  # where config.json has none; 10,000 for the others
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary embedding.
-
-    Attributes:
-        dim: rotary columns of a head, the first ones.
-        theta: base of the frequencies.
-        kind: ``default`` or ``yarn``.
-        scaling: the parameters of yarn, as in config.json; ``original_max_position_embeddings`` filled in.
-        max_positions: ``max_position_embeddings``.
-    """
-
-    dim: int
-    theta: float
-    kind: Literal["default", "yarn"]
-    scaling: Mapping[str, Any]
-    max_positions: int
 
 
 @dataclass(frozen=True)
@@ -87,7 +69,7 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     norm_eps: float
-    rope: RopeSpec
+    rope: Rope
     router: RouterSpec
     is_sparse: tuple[bool, ...]
     qk_norm: Literal["none", "head", "whole"]
@@ -116,7 +98,7 @@ def model_spec(config: Mapping[str, Any], family: str) -> ModelSpec:
         norm_eps=float(
             text.get("rms_norm_eps", 1e-5 if family in ("glm4_moe", "mixtral", "glm_moe_dsa") else 1e-6)
         ),
-        rope=rope_spec(text, shape, family),
+        rope=_rope(text, shape, family),
         router=_router(text, shape, family),
         is_sparse=_sparse(text, shape, family),
         qk_norm=_qk_norm(text, family),
@@ -124,37 +106,9 @@ def model_spec(config: Mapping[str, Any], family: str) -> ModelSpec:
     )
 
 
-def rope_spec(text: Mapping[str, Any], shape: TextShape, family: str) -> RopeSpec:
-    """The rotary embedding, from ``rope_parameters`` (transformers 5) or the older keys.
-
-    Raises:
-        UnsupportedError: a kind of scaling other than yarn.
-    """
-    found = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
-    stated = found.get("rope_type", found.get("type")) or "default"
-    if stated not in ("default", "yarn"):
-        raise UnsupportedError(f"rotary embedding {stated!r}", where="config.json", accepted="default, yarn")
-    kind: Literal["default", "yarn"] = "yarn" if stated == "yarn" else "default"
-    positions = _number(text, "max_position_embeddings")
-    if kind == "yarn":
-        original = text.get("original_max_position_embeddings")
-        found["original_max_position_embeddings"] = (
-            original or found.get("original_max_position_embeddings") or positions
-        )
-    theta = found.get("rope_theta") or text.get("rope_theta") or _THETA.get(family, 10_000.0)
-    return RopeSpec(_rope_dim(text, found, shape, family), float(theta), kind, found, positions)
-
-
-def _rope_dim(text: Mapping[str, Any], rope: Mapping[str, Any], shape: TextShape, family: str) -> int:
-    if shape.mla is not None:
-        return shape.mla.rope
-    dim = shape.head_dim or 0
-    if family not in ("glm4_moe", "minimax_m2"):
-        return dim
-    share = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
-    if share is None and text.get("rotary_dim"):
-        return _number(text, "rotary_dim")  # MiniMax-M2 as published
-    return int(dim * (share if share is not None else 0.5 if family == "glm4_moe" else 1.0))
+def _rope(text: Mapping[str, Any], shape: TextShape, family: str) -> Rope:
+    dim = shape.mla.rope if shape.mla is not None else shape.head_dim or 0
+    return rope_of(text, dim, partial=0.5 if family == "glm4_moe" else 1.0)
 
 
 def _router(text: Mapping[str, Any], shape: TextShape, family: str) -> RouterSpec:
