@@ -30,7 +30,6 @@ class Held:
     expected: Entries[PageRef] = field(default_factory=Entries)
 
 
-
 def part_digest(parent: bytes, content: bytes) -> bytes:
     """Two bits: most entries collide."""
     return bytes([chained_blake2b(parent, content)[0] & 3])
