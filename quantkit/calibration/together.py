@@ -7,6 +7,7 @@ code. A process that was killed posts nothing; the first to notice posts that it
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import traceback
@@ -54,15 +55,19 @@ def together() -> Iterator[Ranks]:
     termination.restore()
 
 
-def _release_frames(error: BaseException | None) -> None:
-    """Forget the variables of the functions that an error came through: they may refer to the group of processes,
-    which then stays connected in spite of ``leave``, and the others wait for this one.
+def _release_frames(error: BaseException) -> None:
+    """Forget the variables of functions that an error, and those behind it, came through: they may refer to the
+    group of processes, which then stays connected in spite of ``leave``, and the others wait for this one.
     """
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            chain += [one.__cause__, one.__context__]
+    gc.collect()  # what refers to the group in a cycle
 
 
 class _Termination:

@@ -1,11 +1,12 @@
 """``quantkit`` with small batches and one planned accident: ``rank_driver.py ACCIDENT RANK LAYER -- arguments``.
 
 ACCIDENT is ``kill`` (SIGKILL), ``fail`` (a SourceError) or ``none``; it happens when process RANK has begun its
-third expert of LAYER.
+third expert of LAYER. A process that is still there after ``PATIENCE_S`` says where each of its threads is.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from quantkit.convert import calibrated
 from quantkit.errors import SourceError
 
 BATCH_TOKENS = 128
+PATIENCE_S = 180  # less than the tests' own
 
 
 def prepare(accident: str, rank: int, layer: int) -> None:
@@ -35,6 +37,7 @@ def prepare(accident: str, rank: int, layer: int) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(PATIENCE_S)
     stream.BATCH_TOKENS = BATCH_TOKENS
     prepare(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     sys.exit(main(sys.argv[5:]))

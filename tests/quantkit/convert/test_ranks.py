@@ -73,9 +73,15 @@ def start(size: int, *arguments: str, accident: tuple[str, int, int] = NONE, las
             )
         )  # fmt: skip
     found = []
-    for child in children:
-        out, err = child.communicate(timeout=200)
-        found.append(Ended(child.returncode, out, err))
+    try:
+        for child in children:
+            out, err = child.communicate(timeout=200)
+            found.append(Ended(child.returncode, out, err))
+    except subprocess.TimeoutExpired:
+        states = [child.poll() for child in children]
+        for child in children:
+            child.kill()
+        pytest.fail(f"exit codes {states}, of the others their stacks: {[c.communicate()[1] for c in children]}")
     return found
 
 
