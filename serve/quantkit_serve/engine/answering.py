@@ -1,0 +1,64 @@
+"""What a new token means for an answer: its text, and whether the answer ends with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..request import FinishReason
+from .detokenizer import Detokenizer
+from .sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Text that is certain now, and why the answer ended, if it did; ``Output`` has the same."""
+
+    text: str = ""
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+def end_tokens(sequence: Sequence, eos: frozenset[int]) -> frozenset[int]:
+    """Tokens that end this answer and are no part of its text."""
+    params = sequence.request.params
+    return params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos
+
+
+def accept(sequence: Sequence, token: int, eos: frozenset[int]) -> Answered:
+    """Append a token.
+
+    Raises:
+        GrammarFailed: the grammar can't go on; the token is not appended.
+    """
+    params = sequence.request.params
+    if token in end_tokens(sequence, eos):
+        sequence.append(token)
+        reason = token if token in params.stop_token_ids else None
+        return _finished(sequence.detokenizer, "", FinishReason.STOP, reason)
+    if sequence.matcher is not None:
+        sequence.matcher.accept(token)
+    sequence.append(token)
+    text = sequence.detokenizer.push(token)
+    if sequence.detokenizer.stop is not None:
+        return Answered(text, FinishReason.STOP, sequence.detokenizer.stop)
+    if sequence.matcher is not None and sequence.matcher.is_complete:
+        return _finished(sequence.detokenizer, text, FinishReason.STOP, None)
+    if sequence.num_generated >= params.max_tokens:
+        return _finished(sequence.detokenizer, text, FinishReason.LENGTH, None)
+    return Answered(text)
+
+
+def _finished(detokenizer: Detokenizer, text: str, finish: FinishReason, reason: int | None) -> Answered:
+    """The end of the text may complete a stop string, and that is then why it ended."""
+    text += detokenizer.finish()
+    if detokenizer.stop is not None:
+        return Answered(text, FinishReason.STOP, detokenizer.stop)
+    return Answered(text, finish, reason)
+
+
+def forbidden(sequence: Sequence, eos: frozenset[int]) -> Collection[int]:
+    """Tokens that may not come next."""
+    if sequence.num_generated >= sequence.request.params.min_tokens:
+        return ()
+    return end_tokens(sequence, eos)

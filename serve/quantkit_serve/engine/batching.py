@@ -1,0 +1,74 @@
+"""A plan as the arrays that the runner gets.
+
+Legend: R sequences of the step, T tokens of the step, P entries of a row of the block table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..batch import Batch
+from .scheduler import Plan, Run
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of the step's logits belong to a run, and what for.
+
+    Attributes:
+        start: of the first.
+        num_prompt: the first of them give logprobs of prompt tokens, each of the token after its own.
+        is_sampled: one more, of the run's last token, from which the next token is chosen.
+    """
+
+    run: Run
+    start: int
+    num_prompt: int
+    is_sampled: bool
+
+
+def _wanted(run: Run) -> tuple[range, bool]:
+    """Places in the sequence whose logits give logprobs of the prompt; whether a token follows the run."""
+    sequence, start = run.sequence, run.sequence.num_computed
+    end = start + run.count
+    due = range(0)
+    if sequence.has_prompt_logprobs_due:
+        due = range(max(start, len(sequence.prompt_logprobs) - 1), min(end, sequence.num_prompt - 1))
+    is_last = end == len(sequence.tokens)
+    return due, is_last and sequence.request.params.max_tokens > sequence.num_generated
+
+
+def build(plan: Plan, block_table: NDArray[np.int32]) -> tuple[Batch, list[Rows]]:
+    """Arrays of a step; what each run's rows of the logits are for.
+
+    Args:
+        plan: R runs.
+        block_table: int32 ``[R, P]``, as checked.
+    """
+    counts = [run.count for run in plan.runs]
+    starts = [run.sequence.num_computed for run in plan.runs]
+    cu_tokens = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=cu_tokens[1:])
+    rows: list[Rows] = []
+    logit_rows: list[int] = []
+    tokens: list[int] = []
+    for run, start, first in zip(plan.runs, starts, cu_tokens.tolist(), strict=False):
+        due, is_sampled = _wanted(run)
+        rows.append(Rows(run, len(logit_rows), len(due), is_sampled))
+        logit_rows += [first + place - start for place in due]
+        if is_sampled:
+            logit_rows.append(first + run.count - 1)
+        tokens += run.sequence.tokens[start : start + run.count]
+    batch = Batch(
+        phase=plan.phase,
+        token_ids=np.array(tokens, np.int64),
+        positions=np.concatenate([np.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]),
+        cu_tokens=cu_tokens,
+        lengths=np.array([s + n for s, n in zip(starts, counts, strict=True)], np.int32),
+        block_table=block_table,
+        logit_rows=np.array(logit_rows, np.int64),
+    )
+    return batch, rows

@@ -1,0 +1,314 @@
+"""The synchronous core: requests in, one step at a time, outputs out.
+
+A step: schedule (pages are allocated), tag check over the block table, launch, run the model, choose tokens, then
+take note of them. The lock is held except while the model computes and tokens are chosen, so that requests come
+and go meanwhile: pages of one that is aborted then are quarantined until the step has landed. Nothing is
+allocated or freed between check and launch.
+
+Everything that can go wrong with one request ends that request: a page that is not its own any more, logits that
+are not numbers, a grammar that can't go on, a deadline. What the model raises ends the engine (``loop``).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..batch import Batch, Runner
+from ..config import EngineConfig
+from ..paging import Fault, Mismatch, PagePool, PrefixIndex, Scene, Victim, block_tables
+from ..refusal import Overloaded, Refused
+from ..request import FinishReason, Grammar, Output, Request
+from ..service import Figures
+from .answering import Answered, accept
+from .batching import Rows, build
+from .choosing import Chosen, choose
+from .counters import Counters
+from .detokenizer import Detokenizer
+from .grammar import Compiler, GrammarFailed, Matcher
+from .limits import Limits, num_pages
+from .scheduler import Plan, Scheduler
+from .sequence import Sequence
+from .vocabulary import Vocabulary
+
+LOGIT_BYTES = 64 << 20  # of a prefill step that gives logprobs of the prompt
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was launched."""
+
+    plan: Plan
+    batch: Batch
+    rows: list[Rows]
+    ticket: int
+
+
+class Engine:
+    """One model, one pool.
+
+    Args:
+        runner: computes; the memory of the pool is taken here.
+        config: see there.
+        vocabulary: of the tokenizer.
+        compiler: of grammars; None refuses them.
+        fault: for tests (``paging.faults``).
+        scribble: overwrites a page, for the faults that do.
+        clock: seconds.
+
+    Raises:
+        UsageError: the configuration can't work with this model.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        vocabulary: Vocabulary,
+        *,
+        compiler: Compiler | None = None,
+        fault: Fault | None = None,
+        scribble: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.facts, self.config = runner.facts, config
+        self.limits = Limits.of(self.facts, config)
+        self.lock = threading.RLock()
+        self._runner, self._vocabulary, self._compiler = runner, vocabulary, compiler
+        self._fault, self._scribble, self._clock = fault, scribble or (lambda page: None), clock
+        cache, page_size = config.cache, config.cache.page_size
+        self.pool = PagePool(num_pages(self.facts, config), is_tagged=cache.has_tags)
+        self.prefix = PrefixIndex(self.pool, page_size) if cache.has_prefix_cache else None
+        self.scheduler = Scheduler(
+            config.scheduler,
+            self.pool,
+            self.prefix,
+            page_size=page_size,
+            max_logit_rows=max(LOGIT_BYTES // (4 * self.facts.vocab_size), 1),
+            is_deterministic=config.model.deterministic,
+        )
+        entries = -(-min(self.limits.max_model_len, self.limits.max_stored) // page_size)
+        self.tables = block_tables(self.pool, config.scheduler.max_num_seqs, entries)
+        self._sequences: dict[str, Sequence] = {}
+        self._num_arrived = 0
+        self._counters = Counters(clock())
+        runner.allocate(self.pool.num_pages)
+
+    # -- requests
+
+    def check(self, request: Request) -> None:
+        """
+        Raises:
+            Refused: the request can't be served; ``Overloaded``: not now.
+        """
+        self.limits.check(request)
+        with self.lock:
+            if request.request_id in self._sequences:
+                raise Refused(f"request_id {request.request_id!r} is in use", param="request_id")
+            if len(self.scheduler.waiting) >= self.config.scheduler.max_waiting:
+                raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting already")
+
+    def compile(self, grammar: Grammar) -> Matcher:
+        """May take a second; needs no lock.
+
+        Raises:
+            Refused: see ``Compiler.compile``.
+        """
+        if self._compiler is None:
+            raise Refused("this server enforces no grammars", param="response_format")
+        return self._compiler.compile(grammar)
+
+    def add(self, request: Request, matcher: Matcher | None = None) -> None:
+        """Queue a request; ``matcher`` if its grammar has been compiled already.
+
+        Raises:
+            Refused: see ``check`` and ``compile``.
+        """
+        self.check(request)
+        params = request.params
+        if params.grammar is not None and matcher is None:
+            matcher = self.compile(params.grammar)
+        with self.lock:
+            self.check(request)  # compiling takes time
+            sequence = Sequence(
+                request,
+                arrival=self._num_arrived,
+                seed=secrets.randbits(64) if params.seed is None else params.seed,
+                detokenizer=Detokenizer(self._vocabulary, params.stop),
+                deadline=None if request.deadline_s is None else self._clock() + request.deadline_s,
+                matcher=matcher,
+            )
+            self._num_arrived += 1
+            self._sequences[request.request_id] = sequence
+            self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> Output | None:
+        """End it; its last output, or None if it has ended."""
+        with self.lock:
+            sequence = self._sequences.get(request_id)
+            if sequence is None:
+                return None
+            text = sequence.detokenizer.finish()
+            return self._end(sequence, Answered(text, FinishReason.ABORT, None))
+
+    def fail_all(self, reason: str) -> list[Output]:
+        """End all requests with an error, without touching pages: a step may be under way that never lands."""
+        with self.lock:
+            ended = [
+                self._output(s, Answered(finish=FinishReason.ERROR), reason) for s in self._sequences.values()
+            ]
+            self._counters.finished[FinishReason.ERROR.value] += len(ended)
+            self._sequences.clear()
+            self.scheduler.waiting.clear()
+            self.scheduler.running.clear()
+            return ended
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def figures(self) -> Figures:
+        with self.lock:
+            return self._counters.figures(self.scheduler, self.pool, self.tables)
+
+    # -- a step
+
+    def step(self) -> list[Output]:
+        """Compute the next step; what is new of every answer that it concerns."""
+        start = self._clock()
+        with self.lock:
+            outputs = self._expire(start)
+            flight = self._launch(outputs)
+        if flight is None:
+            return outputs
+        logits = self._runner.run(flight.batch).cpu().numpy()
+        chosen = choose(logits, flight.rows, self.facts.eos_token_ids)
+        with self.lock:
+            self.pool.landed(flight.ticket)
+            self._counters.step(flight.plan, start, self._clock())
+            outputs += [output for one in chosen if (output := self._take(one)) is not None]
+        return outputs
+
+    def _expire(self, now: float) -> list[Output]:
+        late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
+        return [
+            self._fail(s, f"its deadline of {s.request.deadline_s} s has passed, after {s.num_generated} tokens")
+            for s in late
+        ]
+
+    def _launch(self, outputs: list[Output]) -> _Flight | None:
+        """Schedule, check, launch; requests that fail on the way are added to ``outputs``."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            if (sequence := self.scheduler.unservable()) is not None:
+                available = self.pool.available()
+                outputs.append(self._fail(sequence, f"the KV cache has {available} pages left, too few for it"))
+            return None
+        if self._fault is not None:
+            self._strike(plan)
+        while plan.runs:
+            runs = plan.runs
+            table = self.tables.fill([run.sequence.table for run in runs], [run.sequence.expected for run in runs])
+            first_of_row = {found.row: found for found in reversed(self.tables.check())}
+            if not first_of_row:
+                batch, rows = build(plan, table)
+                return _Flight(plan, batch, rows, self.pool.launch(table))
+            outputs += [self._fail_mismatch(runs[row].sequence, found) for row, found in first_of_row.items()]
+            plan = Plan(plan.phase, tuple(run for row, run in enumerate(runs) if row not in first_of_row))
+        return None
+
+    def _strike(self, plan: Plan) -> None:
+        victims = [Victim(run.sequence.request_id, run.sequence.table, run.sequence.expected) for run in plan.runs]
+        assert self._fault is not None
+        struck = self._fault.strike(Scene(self.pool, victims, self._scribble))
+        if struck is not None:
+            _log.warning("injected fault: %s", struck)
+            self._fault = None
+
+    def _take(self, chosen: Chosen) -> Output | None:
+        """What a run of the step means for its request."""
+        run = chosen.rows.run
+        sequence = run.sequence
+        if self._sequences.get(sequence.request_id) is not sequence:  # aborted while the step ran
+            return None
+        if chosen.error is not None:
+            return self._fail(sequence, chosen.error)
+        self.scheduler.computed(run)
+        sequence.prompt_logprobs += chosen.prompt_logprobs
+        if chosen.token is not None:
+            try:
+                answered = accept(sequence, chosen.token, self.facts.eos_token_ids)
+            except GrammarFailed as failed:
+                return self._fail(sequence, str(failed))
+            self._counters.generated_tokens += 1
+            return self._answer(sequence, answered, chosen)
+        if sequence.request.params.max_tokens == 0 and sequence.num_computed == sequence.num_prompt:
+            return self._answer(sequence, Answered(finish=FinishReason.LENGTH), chosen)
+        return None
+
+    # -- outputs
+
+    def _answer(self, sequence: Sequence, answered: Answered, chosen: Chosen) -> Output:
+        if answered.finish is None:
+            return self._output(sequence, answered, None, chosen)
+        return self._end(sequence, answered, chosen=chosen)
+
+    def _fail(self, sequence: Sequence, error: str) -> Output:
+        text = sequence.detokenizer.finish()
+        _log.warning("request %s ended with an error: %s", sequence.request_id, error)
+        return self._end(sequence, Answered(text, FinishReason.ERROR), error)
+
+    def _fail_mismatch(self, sequence: Sequence, found: Mismatch) -> Output:
+        _log.error(
+            "request %s: entry %d of its table has page %d with tag %d, expected page %d with tag %d; now of %s",
+            sequence.request_id,
+            found.entry,
+            found.page,
+            found.found_tag,
+            found.expected.page,
+            found.expected.tag,
+            ", ".join(found.holders) or "nobody",
+        )
+        return self._fail(
+            sequence,
+            f"KV page check failed: entry {found.entry} is page {found.page} with tag {found.found_tag}, "
+            f"expected page {found.expected.page} with tag {found.expected.tag}; the request was ended before "
+            "anything was computed from it",
+        )
+
+    def _end(
+        self, sequence: Sequence, answered: Answered, error: str | None = None, *, chosen: Chosen | None = None
+    ) -> Output:
+        assert answered.finish is not None
+        self.scheduler.remove(sequence)  # what is left alone, the pool's audit has
+        del self._sequences[sequence.request_id]
+        self._counters.finished[answered.finish.value] += 1
+        return self._output(sequence, answered, error, chosen)
+
+    def _output(
+        self, sequence: Sequence, answered: Answered, error: str | None, chosen: Chosen | None = None
+    ) -> Output:
+        logprob = None if chosen is None else chosen.logprob
+        prompt_logprobs = None
+        if sequence.prompt_logprobs and not sequence.has_prompt_logprobs_due and not sequence.is_prompt_reported:
+            prompt_logprobs = tuple(sequence.prompt_logprobs)
+            sequence.is_prompt_reported = True
+        return Output(
+            sequence.request_id,
+            token_ids=() if chosen is None or chosen.token is None else (chosen.token,),
+            text=answered.text,
+            logprobs=() if logprob is None else (logprob,),
+            prompt_logprobs=prompt_logprobs,
+            finish=answered.finish,
+            stop_reason=answered.stop_reason,
+            error=error,
+            num_prompt_tokens=sequence.num_prompt,
+            num_cached_tokens=sequence.num_cached,
+            num_generated_tokens=sequence.num_generated,
+        )

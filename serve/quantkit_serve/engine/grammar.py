@@ -1,0 +1,155 @@
+"""Answers that follow a grammar: which tokens may come next, from llguidance.
+
+A grammar is compiled once per request, outside of the engine's thread and before the request is taken, so that
+one that is invalid, unsupported or too large is refused and not discovered in the middle of an answer. A matcher
+belongs to the request, not to its pages: a preemption does not touch it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..refusal import Refused
+from ..request import Grammar
+
+MAX_SOURCE_CHARS = 1 << 16
+MAX_DEPTH = 120  # of brackets; llguidance reads no more than 128
+PARAM = "response_format"
+# Models like to repeat white space, which JSON allows anywhere, until max_tokens.
+WHITESPACE = r"[ \n\r\t]{0,32}"
+
+
+class GrammarFailed(Exception):
+    """A grammar that can't go on; the request ends."""
+
+
+class Matcher:
+    """Where an answer is in its grammar."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+        self._bits = np.zeros((1, -(-vocab_size // 32)), np.int32)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """bool ``[V]``: tokens that may come next.
+
+        Raises:
+            GrammarFailed: the parser gave up.
+        """
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._bits)
+        self._raise_if_failed()
+        bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab_size]
+        result: NDArray[np.bool_] = bits.view(np.bool_)
+        return result
+
+    def accept(self, token: int) -> None:
+        """Go on with this token.
+
+        Raises:
+            GrammarFailed: it isn't allowed, or the parser gave up.
+        """
+        if not self._matcher.consume_token(token):
+            self._raise_if_failed()
+            raise GrammarFailed(f"token {token} does not follow the grammar")
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing can follow but the end."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def _raise_if_failed(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailed(f"the grammar can't go on: {_first_line(self._matcher.get_error())}")
+
+
+class Compiler:
+    """Makes matchers for the answers of one model; callable from any thread.
+
+    Args:
+        tokenizer: ``tokenizer.json`` as text, with all added tokens.
+        vocab_size: columns of the logits.
+        eos: tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: str, vocab_size: int, eos: Iterable[int]) -> None:
+        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
+        self._lock = threading.Lock()
+        self._ready: Any = None
+
+    def compile(self, grammar: Grammar) -> Matcher:
+        """
+        Raises:
+            Refused: invalid, unsupported or too large.
+        """
+        from llguidance import LLMatcher
+
+        source = self._source(grammar, LLMatcher)
+        matcher = LLMatcher(self._llguidance(), source, log_level=0)
+        if matcher.is_error():
+            raise Refused(f"{grammar.kind}: {_first_line(matcher.get_error())}", param=PARAM)
+        made = Matcher(matcher, self._vocab_size)
+        try:
+            is_possible = made.allowed().any()
+        except GrammarFailed as failed:
+            raise Refused(f"{grammar.kind}: {failed}", param=PARAM) from None
+        if not is_possible:
+            raise Refused(f"{grammar.kind}: nothing can follow it", param=PARAM)
+        return made
+
+    def _source(self, grammar: Grammar, matcher: Any) -> str:
+        if len(grammar.source) > MAX_SOURCE_CHARS:
+            raise Refused(
+                f"{grammar.kind} has {len(grammar.source)} characters; at most {MAX_SOURCE_CHARS} are accepted",
+                param=PARAM,
+            )
+        if grammar.kind == "regex":
+            return str(matcher.grammar_from_regex(grammar.source))
+        schema = {"type": "object"} if grammar.kind == "json_object" else _schema(grammar.source)
+        return str(
+            matcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
+        )
+
+    def _llguidance(self) -> Any:
+        """Made at the first grammar: it takes a second for a large vocabulary, and most servers never need it."""
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._ready is None:
+                self._ready = LLTokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos)
+            return self._ready
+
+
+def _schema(source: str) -> Any:
+    if (depth := _depth(source)) > MAX_DEPTH:
+        raise Refused(f"json_schema is nested {depth} deep; at most {MAX_DEPTH} is accepted", param=PARAM)
+    try:
+        schema = json.loads(source)
+    except ValueError as error:
+        raise Refused(f"json_schema is not JSON: {error}", param=PARAM) from None
+    if not isinstance(schema, dict | bool):
+        raise Refused(f"json_schema must be an object or a boolean, got {type(schema).__name__}", param=PARAM)
+    return schema
+
+
+def _depth(source: str) -> int:
+    """Of brackets; those within strings count too, which is only too strict by what nobody writes."""
+    depth = deepest = 0
+    for character in source:
+        if character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0]

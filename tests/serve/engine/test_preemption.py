@@ -1,0 +1,113 @@
+"""Too few pages for everybody: the latest arrivals give way, come back, and lose nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from quantkit_serve.phase import Phase
+from quantkit_serve.request import FinishReason
+from tests.serve.engine.fake import Answers, alone, config, drain, engine, held, request
+
+
+def crowd(core, count: int = 6, tokens: int = 24):  # type: ignore[no-untyped-def]
+    requests = [request(f"r{i}", [5 + i, 6, 7, 8, 9 + i], tokens, ignore_eos=True) for i in range(count)]
+    for one in requests:
+        core.add(one)
+    return requests
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_answers_survive_preemption(deterministic: bool, prefix: bool) -> None:
+    core, runner = engine(config(pages=14, prefix=prefix, deterministic=deterministic))
+    requests = crowd(core)
+    answers = drain(core)
+    assert core.figures().preemptions > 0
+    for one in requests:
+        assert answers.tokens[one.request_id] == alone(one)
+    runs = [n for b in runner.batches if b.phase is Phase.DECODE for n in (b.cu_tokens[1:] - b.cu_tokens[:-1])]
+    assert max(runs) == 1 if deterministic else max(runs) > 1  # what was generated is replayed
+
+
+@pytest.mark.parametrize("pages", [8, 9, 11, 14, 20])
+@pytest.mark.parametrize("chunk", [2, 5, 16])
+def test_every_admission_makes_progress(pages: int, chunk: int) -> None:
+    """No ping-pong: who comes back generates a page's worth of tokens before it has to give way again."""
+    page_size = 4
+    core, _ = engine(config(pages=pages, page_size=page_size, max_num_batched_tokens=chunk))
+    requests = crowd(core, 7, 23)
+    since: dict[str, int] = {}
+    answers = Answers()
+    while core.has_work:
+        before = {s.request_id: s for s in core.scheduler.running}
+        answers.add(core.step())
+        running = {s.request_id: s for s in core.scheduler.running}
+        for name in running.keys() - before.keys():
+            since[name] = running[name].num_generated
+        for sequence in core.scheduler.waiting:
+            if sequence.request_id in before:  # preempted in this step
+                assert sequence.num_generated - since[sequence.request_id] >= page_size
+        arrivals = [s.arrival for s in core.scheduler.running] + [s.arrival for s in core.scheduler.waiting]
+        assert arrivals == sorted(arrivals), "somebody was overtaken"
+        core.pool.check_integrity(held(core))
+    assert core.figures().preemptions <= sum(23 // page_size for _ in requests)
+    for one in requests:
+        assert answers.tokens[one.request_id] == alone(one)
+
+
+def test_a_preempted_request_can_be_aborted() -> None:
+    core, _ = engine(config(pages=14))
+    requests = crowd(core)
+    answers = Answers()
+    while not core.figures().preemptions:
+        answers.add(core.step())
+    (gone,) = [s for s in core.scheduler.waiting if s.num_preemptions][:1]
+    output = core.abort(gone.request_id)
+    assert output is not None
+    answers.add([output])
+    drain(core, answers)
+    for one in requests:
+        whole = alone(one)
+        assert answers.tokens[one.request_id] == (
+            whole[: gone.num_generated] if one.request_id == gone.request_id else whole
+        )
+
+
+def test_prompt_logprobs_come_once_and_survive_preemption() -> None:
+    alone_core, _ = engine()
+    one = request("r", range(1, 12), 20, ignore_eos=True, prompt_logprobs=2, logprobs=1)
+    alone_core.add(one)
+    reference = drain(alone_core).all["r"]
+    core, _ = engine(config(pages=9, max_num_batched_tokens=3))
+    core.add(request("first", range(20, 30), 20, ignore_eos=True))
+    core.add(one)
+    answers = drain(core)
+    assert core.figures().preemptions
+    for outputs in (reference, answers.all["r"]):
+        assert [o.prompt_logprobs is not None for o in outputs] == [True] + [False] * 19
+    assert answers.all["r"][0].prompt_logprobs == reference[0].prompt_logprobs
+    assert [o.logprobs for o in answers.all["r"]] == [o.logprobs for o in reference]
+
+
+def test_a_request_that_stops_fitting_ends_with_an_error() -> None:
+    """Pages can be lost to a fault; whoever can never be admitted is told, and nobody waits for ever."""
+    core, _ = engine(config(pages=8))
+    core.pool.allocate(4, "lost")
+    core.add(request("big", range(1, 21), 4))
+    core.add(request("small", [5], 4))
+    answers = Answers()
+    while core.has_work:
+        answers.add(core.step())
+    assert answers.last["big"].finish is FinishReason.ERROR and "4 pages left" in (answers.last["big"].error or "")
+    assert answers.tokens["small"] == alone(request("small", [5], 4))
+
+
+def test_a_request_that_outgrows_what_is_left_ends_with_an_error() -> None:
+    core, _ = engine(config(pages=8))
+    core.pool.allocate(5, "lost")
+    core.add(request("r", range(1, 9), 20, ignore_eos=True))
+    answers = Answers()
+    while core.has_work:
+        answers.add(core.step())
+    assert answers.last["r"].finish is FinishReason.ERROR
+    assert len(answers.tokens["r"]) == 5  # 12 places, the last token is not stored
