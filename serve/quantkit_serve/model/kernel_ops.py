@@ -60,7 +60,8 @@ class KernelOps:
         return dequantize(weight, slice(None)).to(self.dtype)
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.matmul(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+        by_head = x.transpose(0, 1).contiguous()  # oneDNN is several times slower on strided operands
+        return torch.matmul(by_head, weight.transpose(1, 2)).transpose(0, 1)
 
     def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
         fused = experts.fused
@@ -135,16 +136,18 @@ class KernelOps:
             )  # fmt: skip
         return out[..., :columns]
 
-    def index(
-        self, query: Tensor, head_weights: Tensor, key: Tensor, pool: Pool, step: StepContext, k: int
-    ) -> Tensor:
+    def store_index(self, key: Tensor, pool: Pool, step: StepContext) -> None:
         pages, layout = pool
         assert isinstance(layout, IndexLayout)  # our invariant: ``layout`` made it
         cache.store_index_keys(pages, layout, step.slots, _padded(key, INDEX_DIM))
+
+    def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> Tensor:
+        pages, layout = pool
+        assert isinstance(layout, IndexLayout)  # our invariant: ``layout`` made it
         scores = index.index_scores(
             _padded(query, INDEX_DIM), head_weights, pages, layout, step.block_table, step.rows, step.visible
         )
-        return index.index_topk(scores, step.visible, k)
+        return index.index_topk(scores, step.visible, min(k, scores.shape[1]))
 
     def _takes_fresh(self, step: StepContext) -> bool:
         return self._is_fresh and step.phase is Phase.PREFILL

@@ -75,15 +75,16 @@ class Ops(Protocol):
             ``[T, H, latent]``.
         """
 
-    def index(
-        self, query: Tensor, head_weights: Tensor, key: Tensor, pool: Pool, step: StepContext, k: int
-    ) -> Tensor:
-        """Positions chosen by the DSA indexer: int32 ``[T, k]``, ascending, then -1.
+    def store_index(self, key: Tensor, pool: Pool, step: StepContext) -> None:
+        """Stores the run's index keys ``[T, D]``, rotated."""
 
-        score(t, s) = sum over heads of head_weights[t, h] * relu(query[t, h] . key[s]).
+    def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> Tensor:
+        """Positions chosen by the DSA indexer: int32 ``[T, K]``, ascending, then -1; K = k, or the longest context.
+
+        score(t, s) = sum over heads of head_weights[t, h] * relu(query[t, h] . key[s]). Keys are read from the
+        pages, whatever ``prefill_kv`` says.
 
         Args:
             query: ``[T, Hi, D]``, rotated.
             head_weights: float32 ``[T, Hi]``, with all positive factors.
-            key: of the run's tokens, ``[T, D]``, rotated.
         """

@@ -94,7 +94,7 @@ class ReferenceOps:
     ) -> Tensor:
         heads, dim = key.shape[1:]
         out = torch.empty_like(query)
-        for tokens, context in self._contexts(torch.stack([key, value], 1).flatten(1), pool, step):
+        for tokens, context in self._stored(torch.stack([key, value], 1).flatten(1), pool, step):
             k, v = context.view(-1, 2, heads, dim).repeat_interleave(query.shape[1] // heads, 2).unbind(1)
             out[tokens] = _attend(query[tokens], k, v, _causal(tokens, step, len(k)), scale)
         return out
@@ -113,7 +113,7 @@ class ReferenceOps:
     ) -> Tensor:
         query = torch.cat([query_latent, query_rope], -1)
         out = torch.empty_like(query_latent)
-        for tokens, context in self._contexts(torch.cat([latent, rope], -1), pool, step):
+        for tokens, context in self._stored(torch.cat([latent, rope], -1), pool, step):
             mask = _causal(tokens, step, len(context))
             if is_sparse and step.topk is not None:
                 chosen = torch.zeros(mask.shape[0], mask.shape[1] + 1, dtype=torch.bool)
@@ -125,29 +125,41 @@ class ReferenceOps:
             out[tokens] = _attend(query[tokens], key, key[..., : latent.shape[1]], mask, scale)
         return out
 
-    def index(
-        self, query: Tensor, head_weights: Tensor, key: Tensor, pool: Pool, step: StepContext, k: int
-    ) -> Tensor:
-        scores = torch.full((len(query), int(step.lengths.max())), -torch.inf)
-        for tokens, keys in self._contexts(key, pool, step):
-            heads = torch.relu(torch.einsum("thd,sd->ths", query[tokens], keys))
-            found = torch.einsum("th,ths->ts", head_weights[tokens], heads)
-            scores[tokens, : len(keys)] = found
-        return index_topk(scores, step.visible, k)
+    def store_index(self, key: Tensor, pool: Pool, step: StepContext) -> None:
+        _store(key, pool, step)
 
-    def _contexts(self, own: Tensor, pool: Pool, step: StepContext) -> Iterator[tuple[slice, Tensor]]:
+    def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> Tensor:
+        longest = int(step.lengths.max())
+        scores = torch.full((len(query), longest), -torch.inf)
+        for tokens, keys in _contexts(pool, step):
+            heads = torch.relu(torch.einsum("thd,sd->ths", query[tokens], keys))
+            scores[tokens, : len(keys)] = torch.einsum("th,ths->ts", head_weights[tokens], heads)
+        return index_topk(scores, step.visible, min(k, longest))
+
+    def _stored(self, own: Tensor, pool: Pool, step: StepContext) -> Iterator[tuple[slice, Tensor]]:
         """Stores the run's values ``[T, C]``; for each sequence its tokens and its context ``[n, C]``."""
-        pages, layout = pool
-        assert isinstance(layout, PlainLayout)  # our invariant: ``layout`` made it
-        values, starts = layout.views(pages), step.cu_tokens.tolist()
-        values[step.slots // layout.page_size, step.slots % layout.page_size] = own.to(layout.dtype)
-        for row, length in enumerate(step.lengths.tolist()):
-            tokens = slice(starts[row], starts[row + 1])
-            used = step.block_table[row, : -(-length // layout.page_size)].long()
-            context = values[used].flatten(0, 1)[:length].float()
+        _store(own, pool, step)
+        for tokens, context in _contexts(pool, step):
             if self._is_fresh and step.phase is Phase.PREFILL:
-                context[length - (tokens.stop - tokens.start) :] = own[tokens]
+                context[len(context) - (tokens.stop - tokens.start) :] = own[tokens]
             yield tokens, context
+
+
+def _store(own: Tensor, pool: Pool, step: StepContext) -> None:
+    pages, layout = pool
+    assert isinstance(layout, PlainLayout)  # our invariant: ``ReferenceOps.layout`` made it
+    offsets = step.slots // layout.page_size, step.slots % layout.page_size
+    layout.views(pages)[offsets] = own.to(layout.dtype)
+
+
+def _contexts(pool: Pool, step: StepContext) -> Iterator[tuple[slice, Tensor]]:
+    """Of each sequence its tokens and its context ``[n, C]``, as the pages hold it."""
+    pages, layout = pool
+    assert isinstance(layout, PlainLayout)  # our invariant: ``ReferenceOps.layout`` made it
+    values, starts = layout.views(pages), step.cu_tokens.tolist()
+    for row, length in enumerate(step.lengths.tolist()):
+        used = step.block_table[row, : -(-length // layout.page_size)].long()
+        yield slice(starts[row], starts[row + 1]), values[used].flatten(0, 1)[:length].float()
 
 
 def _causal(tokens: slice, step: StepContext, length: int) -> Tensor:
