@@ -54,7 +54,8 @@ class ModelFacts:
         page_bytes: of one page over all layers.
         kv_format_id: hash of everything that two parties must share to read each other's pages.
         eos_token_ids: tokens that end an answer.
-        memory: bytes of the loaded weights by kind (``shared``, ``prefill``, ``decode``).
+        memory: bytes of the loaded weights by kind (``shared``, ``prefill``, ``decode``), and of weights that were
+            made from stored ones (``derived``: the absorbed halves of MLA's kv_b_proj, in bfloat16).
     """
 
     name: str

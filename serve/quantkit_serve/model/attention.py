@@ -56,6 +56,10 @@ class Attention(Protocol):
     def kinds(self) -> Sequence[PageKind]:
         """Of the page pools that it needs, in the order in which it is given them."""
 
+    @property
+    def derived_bytes(self) -> int:
+        """Memory of weights that were made from the stored ones."""
+
     def forward(self, hidden: Tensor, step: StepContext, pools: Sequence[Pool]) -> Tensor:
         """From normed hidden states ``[T, H]`` to what is added to the residual, ``[T, H]``.
 

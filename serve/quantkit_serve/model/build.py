@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quantkit.errors import UnsupportedError
 from quantkit.models.families import FAMILIES, Family
 
 from .attention import Attention
@@ -10,6 +9,7 @@ from .decoder import Decoder, Layer
 from .experts import FeedForward, MixtureOfExperts, Router, SwiGlu
 from .gqa import GqaAttention
 from .loader import LoadedWeights, Scope
+from .mla import LatentAttention
 from .norm import RmsNorm
 from .ops import Ops
 from .spec import ModelSpec
@@ -53,7 +53,7 @@ def _layer(spec: ModelSpec, family: Family, weights: Scope, number: int, ops: Op
 def _attention(spec: ModelSpec, weights: Scope, number: int, ops: Ops) -> Attention:
     if spec.shape.mla is None:
         return GqaAttention(spec, weights, ops)
-    raise UnsupportedError("latent attention", where=f"layer {number}")
+    return LatentAttention(spec.text, weights, number, ops)
 
 
 def _feed_forward(spec: ModelSpec, family: Family, weights: Scope, number: int, ops: Ops) -> FeedForward:

@@ -34,6 +34,7 @@ class GqaAttention:
         """
         self._heads, self._kv_heads, self._dim = spec.shape.heads, spec.shape.kv_heads, spec.shape.head_dim or 0
         self.kinds: Sequence[GqaPages] = (GqaPages(self._kv_heads, self._dim),)
+        self.derived_bytes = 0
         self._ops = ops
         self._q, self._k = weights.linear("q_proj"), weights.linear("k_proj")
         self._v, self._o = weights.linear("v_proj"), weights.linear("o_proj")

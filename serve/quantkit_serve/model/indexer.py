@@ -8,8 +8,8 @@ Rotary columns come first in queries and keys, paired 2i with 2i + 1 for GLM and
 The reference implementation also turns both by a Hadamard matrix before it rounds them to FP8. That changes no
 score but by rounding; transformers leaves it out, and so does this. Pages made with and without don't mix.
 
-While no context is longer than ``index_topk`` every position is chosen: nothing is scored, only the key stored, and
-attention is dense.
+While no context is longer than ``index_topk`` every position is chosen: nothing is scored, only the key stored,
+and attention is dense.
 
 Legend: T tokens, H hidden size, Q columns of the query's latent, Hi indexer heads, D columns of one, K chosen.
 """
@@ -67,9 +67,8 @@ def indexer_spec(text: Mapping[str, Any]) -> IndexerSpec | None:
         return None
     heads, head_dim, top_k = (_count(text, name) for name in ("index_n_heads", "index_head_dim", "index_topk"))
     is_glm = text.get("model_type") == "glm_moe_dsa"
-    layers = _count(text, "num_hidden_layers")
-    types: tuple[IndexerType, ...] = _types(text, layers) if is_glm else ("full",) * layers
-    return IndexerSpec(heads, head_dim, top_k, bool(text.get("indexer_rope_interleave", is_glm)), types)
+    is_interleaved = bool(text.get("indexer_rope_interleave", is_glm))
+    return IndexerSpec(heads, head_dim, top_k, is_interleaved, _types(text, _count(text, "num_hidden_layers")))
 
 
 class Indexer:
@@ -92,7 +91,7 @@ class Indexer:
             raise SourceError(
                 f"qk_rope_head_dim is {rope}", where="config.json", accepted=f"at most {spec.head_dim}"
             )
-        self.kind = IndexPages(spec.head_dim)
+        self.kind = IndexPages(spec.head_dim, spec.is_interleaved)
         self._spec, self._ops = spec, ops
         self._query, self._key = weights.linear("wq_b"), weights.linear("wk")
         self._head_weights = weights.linear("weights_proj")
@@ -143,7 +142,7 @@ def expect_rows(linear: Dual[Linear], rows: int, name: str) -> None:
 
 
 def _types(text: Mapping[str, Any], layers: int) -> tuple[IndexerType, ...]:
-    """``indexer_types``, or by the older keys of GLM-5.x, as transformers reads them."""
+    """``indexer_types``, or by the older keys of GLM-5.x, as transformers reads them; without any, all full."""
     found = text.get("indexer_types")
     if found is None:
         found = text.get("index_topk_pattern")
@@ -152,7 +151,7 @@ def _types(text: Mapping[str, Any], layers: int) -> tuple[IndexerType, ...]:
     if found is None:
         every, offset = max(int(text.get("index_topk_freq") or 1), 1), int(text.get("index_skip_topk_offset", 2))
         found = ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in range(layers)]
-    types = tuple(found)
+    types: tuple[IndexerType, ...] = tuple(found)
     if len(types) < layers or set(types) - {"full", "shared"} or types[0] != "full":
         raise SourceError(
             f"indexer_types is {list(types)!r}", where="config.json",

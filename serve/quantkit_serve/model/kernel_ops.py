@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quantkit.errors import UnsupportedError
 from quantkit_kernels.forward import cache, gqa, index, mla
 from quantkit_kernels.forward.experts import moe_fp8, moe_int4
 from quantkit_kernels.forward.linear import fp8_linear, int4_linear
@@ -88,7 +89,10 @@ class KernelOps:
         if isinstance(kind, GqaPages):
             return GqaLayout(self._page_size, kind.num_kv_heads, kind.head_dim, self._kv_dtype)
         if isinstance(kind, MlaPages):
+            _expect("kv_lora_rank", kind.latent, LATENT)
+            _expect("qk_rope_head_dim", kind.rope, ROPE)
             return MlaLayout(self._page_size, self._kv_dtype)
+        _expect("index_head_dim", kind.head_dim, INDEX_DIM)
         return IndexLayout(self._page_size, self._kv_dtype)
 
     def gqa(
@@ -164,6 +168,18 @@ def round_e4m3(x: Tensor) -> Tensor:
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     rounded: Tensor = (blocks / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).float() * scale
     return rounded.flatten(-2)[..., :columns].to(x.dtype)
+
+
+def _expect(name: str, columns: int, limit: int) -> None:
+    """
+    Raises:
+        UnsupportedError: more columns than a page of the kernels holds.
+    """
+    if columns > limit:
+        raise UnsupportedError(
+            f"{name} is {columns}", where="config.json", accepted=f"at most {limit}, with compute in bfloat16",
+            hint="float32 compute takes any size: slow, for comparisons.",
+        )  # fmt: skip
 
 
 def _padded(x: Tensor, columns: int) -> Tensor:

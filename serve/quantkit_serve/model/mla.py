@@ -79,8 +79,9 @@ class LatentAttention:
         self._sizes, self._heads = shape.mla, shape.heads
         self._load(weights)
         self._scale = softmax_scale(text, shape.mla.nope + shape.mla.rope)
-        self._rotate = rotate_pairs if text.get("rope_interleave", True) else rotate_halves
-        self.kinds: Sequence[PageKind] = (MlaPages(shape.mla.kv_lora_rank, shape.mla.rope),)
+        is_interleaved = bool(text.get("rope_interleave", True))
+        self._rotate = rotate_pairs if is_interleaved else rotate_halves
+        self.kinds: Sequence[PageKind] = (MlaPages(shape.mla.kv_lora_rank, shape.mla.rope, is_interleaved),)
         spec = indexer_spec(text)
         self._is_sparse, self._indexer = spec is not None, None
         if spec is not None and spec.type_of(layer) == "full":
@@ -109,6 +110,10 @@ class LatentAttention:
         is_shared = expand.decode.weight is expand.prefill.weight
         decode = prefill if is_shared else absorbed(expand.decode.weight, heads, sizes, ops)
         self.absorbed = Dual(prefill, decode)
+
+    @property
+    def derived_bytes(self) -> int:
+        return sum(part.nbytes for part in {self.absorbed.prefill, self.absorbed.decode})
 
     def forward(self, hidden: Tensor, step: StepContext, pools: Sequence[Pool]) -> Tensor:
         ops, sizes, phase = self._ops, self._sizes, step.phase

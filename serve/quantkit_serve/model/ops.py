@@ -79,7 +79,7 @@ class Ops(Protocol):
         """Stores the run's index keys ``[T, D]``, rotated."""
 
     def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> Tensor:
-        """Positions chosen by the DSA indexer: int32 ``[T, K]``, ascending, then -1; K = k, or the longest context.
+        """Positions chosen by the DSA indexer: int32 ``[T, K]``, ascending, then -1; K = k or the longest context.
 
         score(t, s) = sum over heads of head_weights[t, h] * relu(query[t, h] . key[s]). Keys are read from the
         pages, whatever ``prefill_kv`` says.

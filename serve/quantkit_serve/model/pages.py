@@ -29,17 +29,22 @@ class GqaPages:
 
 @dataclass(frozen=True)
 class MlaPages:
-    """A latent of ``latent`` and a rotary key of ``rope`` columns."""
+    """A latent of ``latent`` and a rotary key of ``rope`` columns, stored half-split.
+
+    ``is_interleaved`` says which columns were pairs before; pages made otherwise are of another format.
+    """
 
     latent: int
     rope: int
+    is_interleaved: bool
 
 
 @dataclass(frozen=True)
 class IndexPages:
-    """A key of ``head_dim`` columns of the DSA indexer."""
+    """A key of ``head_dim`` columns of the DSA indexer, without a Hadamard rotation; pairs as in ``MlaPages``."""
 
     head_dim: int
+    is_interleaved: bool
 
 
 PageKind = GqaPages | MlaPages | IndexPages

@@ -50,6 +50,7 @@ class ModelRunner:
         self._decoder = build_decoder(self._spec, opened.weights, self._ops)
         self._layouts = [[self._ops.layout(k) for k in layer.attention.kinds] for layer in self._decoder.layers]
         self._pools: list[list[Pool]] | None = None
+        derived = sum(layer.attention.derived_bytes for layer in self._decoder.layers)
         self.facts = ModelFacts(
             name=name,
             vocab_size=self._spec.vocab_size,
@@ -57,7 +58,7 @@ class ModelRunner:
             page_bytes=whole_page_bytes(self._layouts),
             kv_format_id=self._kv_format_id(),
             eos_token_ids=opened.eos_token_ids,
-            memory=opened.weights.memory(),
+            memory=opened.weights.memory() | {"derived": derived},
         )
 
     def allocate(self, num_pages: int, memory: Tensor | None = None) -> None:
