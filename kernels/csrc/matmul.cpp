@@ -84,3 +84,8 @@ QK_EXPORT int qk_experts(int isa, const QkExperts* call, int threads) {
     free(space);
     return status;
 }
+
+QK_EXPORT int qk_plain_linear(int isa, const QkPlainLinear* call, int threads) {
+    const QkMatmulOps* ops = ops_of(isa);
+    return ops ? ops->plain(call, threads) : QK_BAD_ARGUMENT;
+}

@@ -47,6 +47,19 @@ struct QkExperts {
     uint16_t* out;  // bf16 [tokens, hidden], contiguous
 };
 
+// out[b] = x[b] W[b]^T for bf16 weights, `batches` products of one shape.
+struct QkPlainLinear {
+    int64_t batches;
+    const uint16_t* weight;  // bf16 [batches, outputs, inputs]
+    int64_t weight_batch, stride;
+    int64_t outputs, inputs;
+    const uint16_t* x;  // bf16 [batches, rows, inputs]
+    int64_t x_batch, x_stride, rows;
+    int64_t is_float;
+    void* out;  // float32 if is_float, else bf16 [batches, rows, outputs]
+    int64_t out_batch, out_stride;
+};
+
 // Which tokens an expert has, by expert: pairs (token * top + k) ascending, those of experts that have any.
 struct QkRouting {
     int64_t active;
@@ -58,6 +71,7 @@ struct QkRouting {
 struct QkMatmulOps {
     int (*linear)(const QkLinear*, int threads);
     int (*experts)(const QkExperts*, const QkRouting*, int threads);
+    int (*plain)(const QkPlainLinear*, int threads);
 };
 
 // Null where this build does not hold the instruction set.

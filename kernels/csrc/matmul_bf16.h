@@ -89,7 +89,9 @@ struct Arithmetic {
             memcpy(whole, x, size_t(n) * 2);
             x = whole;
         }
-        if constexpr (is_int4(Kind)) {  // step t, lane j: column 4 j + t
+        if constexpr (Kind == PLAIN) {
+            memcpy(out, x, 2 * UNIT);
+        } else if constexpr (is_int4(Kind)) {  // step t, lane j: column 4 j + t
             const __m512i a = input(x), b = input(x + 32), c = input(x + 64), d = input(x + 96);
             const __m512i every_fourth = _mm512_load_si512(TABLES.every_fourth);
             QK_UNROLL
@@ -107,7 +109,10 @@ struct Arithmetic {
 
     template <int Kind>
     static QK_INLINE void decode(const uint8_t* codes, __m512i* w) {
-        if constexpr (is_int4(Kind)) {
+        if constexpr (Kind == PLAIN) {
+            QK_UNROLL
+            for (int t = 0; t < 4; ++t) w[t] = _mm512_loadu_si512(codes + 64 * t);
+        } else if constexpr (is_int4(Kind)) {
             const __m512i table = _mm512_load_si512(TABLES.nibble);
             __m512i words = _mm512_loadu_si512(codes);
             keep(words);
@@ -125,7 +130,9 @@ struct Arithmetic {
     // Lane 4 g + n: the scale of run g of row n.
     template <int Kind>
     static QK_INLINE void scales(const Row* units, __m512* out) {
-        if constexpr (Kind == FP8_128) {
+        if constexpr (Kind == PLAIN) {
+            out[0] = _mm512_set1_ps(1.0f);
+        } else if constexpr (Kind == FP8_128) {
             out[0] = _mm512_broadcast_f32x4(_mm_setr_ps(number(units[0]), number(units[1]), number(units[2]),
                                                         number(units[3])));
         } else if constexpr (Kind == FP8_ANY) {

@@ -191,6 +191,4 @@ int experts(const QkExperts* call, const QkRouting* routing, int threads) {
     return with_kind(call->format, ExpertsCall{*call, *routing, threads});
 }
 
-const QkMatmulOps OPS = {linear, experts};
-
 }  // namespace

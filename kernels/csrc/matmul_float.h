@@ -1,7 +1,8 @@
 // Arithmetic of matmul_impl.h in float32, for every instruction set without bf16 products.
 //
 // A unit of 128 columns is 4 * 8 / W spans of 8 W columns; lane l of step i is column 8 l + i of the span, so that a
-// vector of INT4 words gives all eight steps by shifts, and lane l belongs to its group of 32 columns, l / 4.
+// vector of INT4 words gives all eight steps by shifts, and lane l belongs to its group of 32 columns, l / 4. Plain
+// bf16 needs no such order: step after step, lane after lane.
 #include "matmul_unit.h"
 
 namespace {
@@ -44,7 +45,7 @@ struct Arithmetic {
     template <int Kind>
     static void arrange(const uint16_t* x, int n, float* out) {
         for (int i = 0; i < UNIT; ++i) {
-            const int column = i / (8 * W) * (8 * W) + i % W * 8 + i / W % 8;
+            const int column = Kind == PLAIN ? i : i / (8 * W) * (8 * W) + i % W * 8 + i / W % 8;
             const uint32_t bits = column < n ? uint32_t(x[column]) << 16 : 0;
             memcpy(out + i, &bits, 4);
         }
@@ -63,7 +64,11 @@ struct Arithmetic {
     template <int Kind>
     static QK_INLINE void decode(const uint8_t* codes, vf* w) {
         for (int span = 0; span < SPANS; ++span) {
-            if constexpr (is_int4(Kind)) {
+            if constexpr (Kind == PLAIN) {
+                QK_UNROLL
+                for (int i = 0; i < 8; ++i)
+                    w[span * 8 + i] = number(widen(load<vh>(codes + 2 * W * (span * 8 + i))) << 16);
+            } else if constexpr (is_int4(Kind)) {
                 const vi words = load<vi>(codes + span * 4 * W);
                 QK_UNROLL
                 for (int i = 0; i < 8; ++i)

@@ -86,7 +86,7 @@ public:
 
 // Copies of a row's last, partial unit and of scales that have to be looked up.
 struct Unit {
-    uint8_t codes[UNIT];
+    uint8_t codes[2 * UNIT];
     float scale[4];
 };
 
@@ -115,7 +115,7 @@ inline Row partial_unit(const Row& row, const Shape& shape, Unit& copy) {
     const Row unit = whole_unit<Kind>(row, shape.whole, shape, copy);
     const size_t n = size_t(shape.columns - shape.whole * UNIT);
     memset(copy.codes, 0, sizeof copy.codes);
-    memcpy(copy.codes, unit.codes, is_int4(Kind) ? n / 2 : n);
+    memcpy(copy.codes, unit.codes, n * size_t(unit_bytes(Kind)) / UNIT);
     if constexpr (is_int4(Kind)) {
         memset(copy.scale, 0, sizeof copy.scale);
         memcpy(copy.scale, unit.scale, n / size_t(shape.block_columns) * 2);
@@ -202,3 +202,10 @@ Matrix matrix(const QkFormat& format, const void* codes, int64_t stride, const v
 }  // namespace
 
 #include "matmul_calls.h"
+#include "matmul_plain.h"
+
+namespace {
+
+const QkMatmulOps OPS = {linear, experts, plain};
+
+}  // namespace

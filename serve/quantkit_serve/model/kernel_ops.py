@@ -16,6 +16,7 @@ from quantkit_kernels.forward import cache, gqa, index, mla
 from quantkit_kernels.forward.experts import moe_fp8, moe_int4
 from quantkit_kernels.forward.linear import fp8_linear, int4_linear
 from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, ROPE, GqaLayout, IndexLayout, MlaLayout
+from quantkit_kernels.forward.plain import plain_linear, plain_linears
 from quantkit_kernels.forward.twin.linear import dequantize
 from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
 
@@ -26,6 +27,7 @@ from .pages import GqaPages, Layout, MlaPages, PageKind, Pool
 from .weights import ExpertSet, Linear, PlainWeight, Stored
 
 _E4M3_MAX = 448.0
+_ROWS = 16  # of a product in float32
 _INPUT_BLOCK = 128  # values of an FP8 linear's input that share a scale
 
 
@@ -47,12 +49,12 @@ class KernelOps:
         elif isinstance(weight, Fp8Weight):
             y = fp8_linear(round_e4m3(x) if self._rounds_inputs else x, weight)
         else:
-            y = torch.nn.functional.linear(x, weight.values.to(self.dtype))
+            y = _plain(x, weight.values, self.dtype)
         return y if linear.bias is None else y + linear.bias.to(self.dtype)
 
     def float_linear(self, x: Tensor, weight: Stored) -> Tensor:
         if isinstance(weight, PlainWeight):
-            return torch.nn.functional.linear(x.float(), weight.values.float())
+            return _plain(x, weight.values, torch.float32)
         return self.linear(x, Linear(weight)).float()
 
     def dense(self, weight: Stored) -> Tensor:
@@ -61,8 +63,7 @@ class KernelOps:
         return dequantize(weight, slice(None)).to(self.dtype)
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        by_head = x.transpose(0, 1).contiguous()  # oneDNN is several times slower on strided operands
-        return torch.matmul(by_head, weight.transpose(1, 2)).transpose(0, 1)
+        return plain_linears(x, weight)
 
     def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
         fused = experts.fused
@@ -155,6 +156,20 @@ class KernelOps:
 
     def _takes_fresh(self, step: StepContext) -> bool:
         return self._is_fresh and step.phase is Phase.PREFILL
+
+
+def _plain(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x W^T`` of an unquantized weight.
+
+    Weights in float32 or float16 (MiniMax-M2's router) are multiplied in blocks of a fixed number of rows: the
+    shape of a product decides the order of its sums, and a row's bits must not depend on how many there are.
+    """
+    if weight.dtype is torch.bfloat16:
+        return plain_linear(x, weight, dtype=dtype)
+    rows, wide = x.reshape(-1, x.shape[-1]).float(), weight.float()
+    blocks = torch.split(torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % _ROWS)), _ROWS)
+    y = torch.cat([torch.nn.functional.linear(block, wide) for block in blocks])[: len(rows)]
+    return y.view(*x.shape[:-1], -1).to(dtype)
 
 
 def round_e4m3(x: Tensor) -> Tensor:

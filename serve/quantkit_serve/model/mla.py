@@ -44,7 +44,7 @@ class Absorbed:
     """The halves of ``kv_b_proj`` in the type of the model.
 
     Attributes:
-        key: W_UK^T, ``[h, L, N]``, a view of contiguous ``[h, N, L]``.
+        key: W_UK^T, ``[h, L, N]``, contiguous.
         value: W_UV, ``[h, V, L]``, contiguous.
     """
 
@@ -141,6 +141,6 @@ class LatentAttention:
 
 
 def absorbed(expand: Stored, heads: int, sizes: MlaShape, ops: Ops) -> Absorbed:
-    """The halves of a ``kv_b_proj`` ``[h * (N + V), L]``, copied apart: products of strided halves are slow."""
+    """The halves of a ``kv_b_proj`` ``[h * (N + V), L]``, as ``Ops.per_head`` reads them: rows of inputs."""
     halves = ops.dense(expand).view(heads, sizes.nope + sizes.value, sizes.kv_lora_rank)
-    return Absorbed(halves[:, : sizes.nope].contiguous().transpose(1, 2), halves[:, sizes.nope :].contiguous())
+    return Absorbed(halves[:, : sizes.nope].transpose(1, 2).contiguous(), halves[:, sizes.nope :].contiguous())

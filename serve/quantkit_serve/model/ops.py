@@ -39,7 +39,7 @@ class Ops(Protocol):
         """The numbers of a weight, ``[O, I]`` of ``dtype``; a new tensor at every call unless it is stored so."""
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """``x[t, h] weight[h]^T``: x ``[T, H, I]`` (any strides), weight ``[H, O, I]``, both of ``dtype``."""
+        """``x[t, h] weight[h]^T``: x ``[T, H, I]`` (any strides), weight ``[H, O, I]``, contiguous rows."""
 
     def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
         """Sum over a token's experts of weight * SwiGLU; x ``[T, I]``, ids int64 ``[T, K]``, weights float32."""
