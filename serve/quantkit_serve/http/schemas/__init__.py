@@ -1,0 +1,1 @@
+"""Bodies of requests: closed schemas, also what the OpenAPI document shows."""

@@ -1,0 +1,28 @@
+"""What the HTTP side is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """Frozen; commands and tests make one.
+
+    Attributes:
+        api_keys: any of them opens what needs one; none: everything is open.
+        served_names: what clients may call the model, the first is shown; empty: the model's own name.
+        cors_origins: origins whose pages may call; empty: only pages from here.
+        max_body_bytes: of a request; more is refused before it is read whole.
+        max_choices: answers that one request may ask for, over all its prompts.
+        request_timeout_s: seconds that an answer may take, waiting included; None: any.
+        fingerprint: ``system_fingerprint`` of answers, e.g. the artifact's pair_id.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    served_names: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 8 << 20
+    max_choices: int = 256
+    request_timeout_s: float | None = None
+    fingerprint: str | None = None
