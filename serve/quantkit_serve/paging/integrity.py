@@ -42,13 +42,13 @@ def _check_states(pool: PagePool) -> None:
     for page in pool._cached:
         if not pool._keeper.holds(page):
             raise IntegrityError(f"page {page} is cached, but the prefix index has no entry for it")
-        if pool._is_in_flight(page):
+        if pool.is_in_flight(page):
             raise IntegrityError(f"page {page} may be evicted, but is in flight")
     for page in pool._free:
         if pool._keeper.holds(page):
             raise IntegrityError(f"page {page} is free, but the prefix index has an entry for it")
     for page in pool._landing:
-        if not pool._is_in_flight(page):
+        if not pool.is_in_flight(page):
             raise IntegrityError(f"page {page} waits for a step that has landed")
 
 

@@ -8,8 +8,9 @@ Every page is exactly one of
 - quarantined: given back while a step that was launched may still read or write it.
 
 Owners are kept by name, not as a count: a reference that its owner does not have can't be given back, and the
-live page shows whose a page is. Pages in flight are told by whole steps (``launch``, ``landed``), one mask a
-step, since noting 64 x 256 pages one by one would cost more than the step's tag check.
+live page shows whose a page is. Pages in flight are told by whole steps (``launch``, ``landed``) and looked at
+only when one of them is given back meanwhile, since noting 64 x 256 pages one by one would cost more than the
+step's tag check.
 
 Left out: the bytes, and any lock: one thread calls.
 """
@@ -86,7 +87,8 @@ class PagePool:
         self._owners: dict[int, list[str]] = {}  # of used pages only
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently given back first; none is in flight
         self._landing: set[int] = set()  # held by nobody, in flight: quarantined, or cached but not to be evicted
-        self._flights: dict[int, NDArray[np.bool_]] = {}  # ticket -> bool [num_pages]
+        self._flights: dict[int, NDArray[np.int32]] = {}  # ticket -> pages
+        self._in_flight: NDArray[np.bool_] | None = None  # bool [num_pages], of all flights; None: not known yet
         self._last_ticket = 0
         self._keeper: Keeper = _KeepsNothing()
 
@@ -153,13 +155,14 @@ class PagePool:
             holders = self._owners.get(ref.page, [])
             if not self._tagger.matches(ref) or owner not in holders:
                 left.append(ref)
-                self.record("release", ref, owner)
                 continue
             holders.remove(owner)
             if not holders:
                 del self._owners[ref.page]
                 self._vacate(ref.page)
-        return left[::-1]
+        left.reverse()
+        self.record("release", left, owner)
+        return left
 
     def forget(self, ref: PageRef) -> None:
         """The prefix index has no entry for this page any more."""
@@ -177,7 +180,7 @@ class PagePool:
         is_kept = self._keeper.holds(page)
         if not is_kept:
             self._tagger.draw(page)
-        if self._is_in_flight(page):
+        if self.is_in_flight(page):
             self._landing.add(page)
         else:
             self._settle(page, is_kept)
@@ -194,15 +197,15 @@ class PagePool:
         """A step that reads or writes these pages begins; none of them is free before it has landed.
 
         Args:
-            pages: of any shape, such as the step's block table; more than the step touches does no harm.
+            pages: of any shape, such as the step's block table. More than the step touches does no harm, and what
+                is outside the pool is passed over: a table's row may hold anything beyond its end.
 
         Returns:
             The ticket to land with.
         """
-        mask = np.zeros(self.num_pages, np.bool_)
-        mask[np.asarray(pages, np.int32)] = True
         self._last_ticket += 1
-        self._flights[self._last_ticket] = mask
+        self._flights[self._last_ticket] = np.array(pages, np.int32)
+        self._in_flight = None
         return self._last_ticket
 
     def landed(self, ticket: int) -> None:
@@ -213,12 +216,18 @@ class PagePool:
         """
         if self._flights.pop(ticket, None) is None:
             raise ValueError(f"no step with ticket {ticket} is in flight")
-        for page in [page for page in self._landing if not self._is_in_flight(page)]:
+        self._in_flight = None
+        for page in [page for page in self._landing if not self.is_in_flight(page)]:
             self._landing.remove(page)
             self._settle(page, self._keeper.holds(page))
 
-    def _is_in_flight(self, page: int) -> bool:
-        return any(mask[page] for mask in self._flights.values())
+    def is_in_flight(self, page: int) -> bool:
+        """Whether a step that was launched may touch the page."""
+        if self._in_flight is None:
+            self._in_flight = np.zeros(self.num_pages, np.bool_)
+            for pages in self._flights.values():
+                self._in_flight[pages[(pages >= 0) & (pages < self.num_pages)]] = True
+        return bool(self._in_flight[page])
 
     # -- questions
 
@@ -240,8 +249,7 @@ class PagePool:
     def stale(self, refs: Iterable[PageRef], owner: str) -> list[PageRef]:
         """The hand-off's check: those whose tag is no longer their page's, recorded in ``audit``."""
         found = [ref for ref in refs if not self._tagger.matches(ref)]
-        for ref in found:
-            self.record("hand-off", ref, owner)
+        self.record("hand-off", found, owner)
         return found
 
     def available(self) -> int:
@@ -263,10 +271,10 @@ class PagePool:
         found.update({p: "cached" if self._keeper.holds(p) else "quarantined" for p in self._landing})
         return found
 
-    def record(self, where: Where, ref: PageRef, owner: str = "") -> None:
-        """Note in ``audit`` that the page is not what ``ref`` says."""
+    def record(self, where: Where, refs: Sequence[PageRef], owner: str = "") -> None:
+        """Note in ``audit`` that these pages are not what ``refs`` say."""
         self.audit.record(
-            Finding(where, ref.page, ref.tag, self._tagger.now(ref.page), owner, self.owners(ref.page))
+            [Finding(where, r.page, r, self._tagger.now(r.page), owner, self.owners(r.page)) for r in refs]
         )
 
     def check_integrity(self, held: Mapping[str, Iterable[PageRef]] | None = None) -> None:

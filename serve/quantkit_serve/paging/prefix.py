@@ -158,14 +158,14 @@ class PrefixIndex:
         if self._pool.is_live(node.ref):
             return True
         self.num_stale += 1
-        self._pool.record("prefix", node.ref)
+        self._pool.record("prefix", [node.ref])
         self._remove(node)
         return False
 
     def _enter(self, node: _Node) -> _Node | None:
         """None if its page is not the caller's any more, or if its parent has gone."""
         if not self._pool.is_live(node.ref):
-            self._pool.record("prefix", node.ref)
+            self._pool.record("prefix", [node.ref])
             return None
         former = self._of_page.get(node.ref.page)
         if former is not None:  # of what the page held before it was freed behind the index's back

@@ -17,7 +17,6 @@ Legend: R sequences of the step, P entries of its longest table, N pages.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -35,8 +34,6 @@ T = TypeVar("T")
 I32 = NDArray[np.int32]
 U64 = NDArray[np.uint64]
 _NOWHERE = -1  # a page that fits none
-
-_log = logging.getLogger(__name__)
 
 
 class Mismatch(NamedTuple):
@@ -96,13 +93,20 @@ class _Rows(Generic[T]):
 
     def _take(self, entries: Entries[T], step: Sequence[Entries[T]]) -> None:
         wanted = {id(other) for other in step}
-        slots = (slot for slot, other in enumerate(self._lists) if id(other) not in wanted)
+        slots = (
+            slot for slot, other in enumerate(self._lists) if not self._lives_in(slot) or id(other) not in wanted
+        )
         slot = min(slots, key=self._used.__getitem__)
         former = self._lists[slot]
-        if former is not None and former.home is self:
+        if former is not None and self._lives_in(slot):
             former.home = None
         self._lists[slot] = entries
         entries.home, entries.slot, entries.clean = self, slot, 0
+
+    def _lives_in(self, slot: int) -> bool:
+        """Whether the slot's list is still there; other tables may have taken it since."""
+        entries = self._lists[slot]
+        return entries is not None and entries.home is self and entries.slot == slot
 
     def _copy(self, entries: Entries[T]) -> None:
         if len(entries.items) > self._num_entries:
@@ -192,8 +196,8 @@ class TagCheck(BlockTables):
         counts = lengths if lengths == expected_lengths else list(map(max, lengths, expected_lengths))
         width = max(counts, default=0)
         table = self._tables[:, :width][slots]
-        pages = self._pages[:, :width][expected_slots]
-        tags = self._tags[:, :width][expected_slots]
+        rows = np.array(expected_slots, np.intp)
+        pages, tags = self._pages[:, :width][rows], self._tags[:, :width][rows]
         if counts is not lengths:  # whatever one has more than the other is wrong
             for row, (length, expected_length) in enumerate(zip(lengths, expected_lengths, strict=True)):
                 table[row, length : counts[row]] = _NOWHERE
@@ -211,19 +215,12 @@ class TagCheck(BlockTables):
                 tag = int(self._pool_tags[page]) if is_inside else 0
                 if not is_inside or (page, tag) != expected:
                     found.append(Mismatch(row, entry, page, expected, tag, self._pool.owners(page)))
-        for one in found:
-            self._report(one)
         self.num_mismatches += len(found)
-        return found
-
-    def _report(self, found: Mismatch) -> None:
-        self._pool.audit.record(
-            Finding("step", found.page, found.expected.tag, found.found_tag, "", found.holders)
-        )
-        if found.page != found.expected.page:
-            _log.warning(
-                "entry %d of a block table has page %d, not %d", found.entry, found.page, found.expected.page
+        for row in rows:
+            self._pool.audit.record(
+                [Finding("step", m.page, m.expected, m.found_tag, "", m.holders) for m in found if m.row == row]
             )
+        return found
 
     def _write_expected(self, slot: int, start: int, refs: list[PageRef]) -> None:
         pages, tags = zip(*refs, strict=True)
