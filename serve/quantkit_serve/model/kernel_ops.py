@@ -102,8 +102,8 @@ class KernelOps:
         pages, layout = pool
         assert isinstance(layout, GqaLayout)  # our invariant: ``layout`` made it
         cache.store_gqa(pages, layout, step.slots, key, value)
-        if step.is_single and not self._takes_fresh(step):
-            return gqa.gqa_decode(query, pages, layout, step.block_table, step.lengths, scale=scale)
+        if step.phase is Phase.DECODE:
+            return gqa.gqa_decode(query, pages, layout, *_by_token(step), scale=scale)
         fresh = (key, value) if self._takes_fresh(step) else (None, None)
         return gqa.gqa_prefill(
             query, pages, layout, step.block_table, step.cu_tokens, step.lengths,
@@ -128,11 +128,10 @@ class KernelOps:
         query_latent, query_rope = _padded(query_latent, LATENT), _padded(query_rope, ROPE)
         latent, rope = _padded(latent, LATENT), _padded(rope, ROPE)
         cache.store_mla(pages, layout, step.slots, latent, rope)
-        if step.is_single and not self._takes_fresh(step):
+        if step.phase is Phase.DECODE:
             out = mla.mla_decode(
-                query_latent, query_rope, pages, layout, step.block_table, step.lengths, scale=scale,
-                indices=indices,
-            )  # fmt: skip
+                query_latent, query_rope, pages, layout, *_by_token(step), scale=scale, indices=indices
+            )
         else:
             fresh = (latent, rope) if self._takes_fresh(step) else (None, None)
             out = mla.mla_prefill(
@@ -183,6 +182,18 @@ def round_e4m3(x: Tensor) -> Tensor:
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     rounded: Tensor = (blocks / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).float() * scale
     return rounded.flatten(-2)[..., :columns].to(x.dtype)
+
+
+def _by_token(step: StepContext) -> tuple[Tensor, Tensor]:
+    """Block table and lengths of a decode step in which every token is a request of its own.
+
+    Kernels of decode and of prefill add up long contexts in different orders. So the phase alone decides which one
+    computes a token: several tokens of a request in one step have the bits that they have one by one, and the last
+    chunk of a prompt has those of the whole prompt, even if it is one token.
+    """
+    if step.is_single:
+        return step.block_table, step.lengths
+    return step.block_table[step.rows.long()], step.visible
 
 
 def _expect(name: str, columns: int, limit: int) -> None:
