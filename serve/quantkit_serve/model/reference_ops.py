@@ -1,14 +1,15 @@
 """The model's operations in float32, plain torch, on dequantized weights: what the kernels are compared with.
 
-Slow and large on purpose: every weight is dequantized once and kept, attention is a loop over sequences. Pages
-hold float32 or bfloat16 values, without scales.
+Slow and large on purpose: every weight is dequantized once and kept, attention loops over sequences. Pages hold
+float32 or bfloat16 values, without scales. With ``deterministic`` every token is computed by itself, since the
+shape of a product decides the order of its sums.
 
 Legend: see ``ops``; N pages, S tokens in a page, C columns that a token has in a pool, n tokens of a context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -50,14 +51,16 @@ class ReferenceOps:
         self._page_size = cache.page_size
         self._kv_dtype = torch.float32 if cache.kv_dtype == "f32" else torch.bfloat16
         self._is_fresh = model.prefill_kv == "fresh"
+        self._is_alone = model.deterministic
         self._dense: dict[Stored, Tensor] = {}
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        y = x @ self.dense(linear.weight).T
+        y = self.float_linear(x, linear.weight)
         return y if linear.bias is None else y + linear.bias.float()
 
     def float_linear(self, x: Tensor, weight: Stored) -> Tensor:
-        return x @ self.dense(weight).T
+        dense = self.dense(weight)
+        return self._by_token(lambda rows: rows @ dense.T, x)
 
     def dense(self, weight: Stored) -> Tensor:
         if weight not in self._dense:
@@ -68,15 +71,15 @@ class ReferenceOps:
         return self._dense[weight]
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.einsum("thi,hoi->tho", x, weight)
+        return self._by_token(lambda rows: torch.einsum("thi,hoi->tho", rows, weight), x)
 
     def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
         total = torch.zeros_like(x)
         for expert in sorted(set(topk_ids.flatten().tolist())):
             tokens, places = torch.where(topk_ids == expert)
-            gate = x[tokens] @ self.dense(experts.gate[expert]).T
-            up = x[tokens] @ self.dense(experts.up[expert]).T
-            down = (torch.nn.functional.silu(gate) * up) @ self.dense(experts.down[expert]).T
+            gate = self.float_linear(x[tokens], experts.gate[expert])
+            up = self.float_linear(x[tokens], experts.up[expert])
+            down = self.float_linear(torch.nn.functional.silu(gate) * up, experts.down[expert])
             total.index_add_(0, tokens, down * topk_weights[tokens, places, None])
         return total
 
@@ -117,9 +120,8 @@ class ReferenceOps:
             mask = _causal(tokens, step, len(context))
             if is_sparse and step.topk is not None:
                 chosen = torch.zeros(mask.shape[0], mask.shape[1] + 1, dtype=torch.bool)
-                chosen.scatter_(
-                    1, step.topk[tokens].long() % chosen.shape[1], True
-                )  # -1 falls into the last column
+                # -1 falls into the last column.
+                chosen.scatter_(1, step.topk[tokens].long() % chosen.shape[1], True)
                 mask = mask & chosen[:, :-1]
             key = context[:, None].expand(-1, query.shape[1], -1)
             out[tokens] = _attend(query[tokens], key, key[..., : latent.shape[1]], mask, scale)
@@ -131,18 +133,37 @@ class ReferenceOps:
     def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> Tensor:
         longest = int(step.lengths.max())
         scores = torch.full((len(query), longest), -torch.inf)
-        for tokens, keys in _contexts(pool, step):
+        for tokens, keys in self._queries(_contexts(pool, step), step):
             heads = torch.relu(torch.einsum("thd,sd->ths", query[tokens], keys))
             scores[tokens, : len(keys)] = torch.einsum("th,ths->ts", head_weights[tokens], heads)
         return index_topk(scores, step.visible, min(k, longest))
 
     def _stored(self, own: Tensor, pool: Pool, step: StepContext) -> Iterator[tuple[slice, Tensor]]:
-        """Stores the run's values ``[T, C]``; for each sequence its tokens and its context ``[n, C]``."""
+        """Stores the run's values ``[T, C]``; tokens that attend together, and their context ``[n, C]``."""
         _store(own, pool, step)
-        for tokens, context in _contexts(pool, step):
+        return self._queries(self._fresh(own, _contexts(pool, step), step), step)
+
+    def _fresh(
+        self, own: Tensor, contexts: Iterator[tuple[slice, Tensor]], step: StepContext
+    ) -> Iterator[tuple[slice, Tensor]]:
+        for tokens, context in contexts:
             if self._is_fresh and step.phase is Phase.PREFILL:
                 context[len(context) - (tokens.stop - tokens.start) :] = own[tokens]
             yield tokens, context
+
+    def _queries(
+        self, contexts: Iterator[tuple[slice, Tensor]], step: StepContext
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """The tokens of a sequence together, or each by itself with what it sees."""
+        for tokens, context in contexts:
+            if not self._is_alone:
+                yield tokens, context
+                continue
+            for token in range(tokens.start, tokens.stop):
+                yield slice(token, token + 1), context[: int(step.visible[token])]
+
+    def _by_token(self, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return torch.cat([product(row) for row in torch.split(x, 1)]) if self._is_alone and len(x) else product(x)
 
 
 def _store(own: Tensor, pool: Pool, step: StepContext) -> None:

@@ -1,8 +1,7 @@
-"""Grouped-query families in float32 against transformers; whole, in chunks, token by token, several at once."""
+"""Tiny models of every family in float32 against transformers: whole, in chunks, one by one, side by side."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +9,15 @@ import pytest
 import torch
 
 from quantkit_serve.phase import Phase
-from tests.builders import write_moe
 from tests.serve.model.oracle import logits_of, reference_logits, runner, step, tokens, transformers_model
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {},
-    "glm4_moe": {"use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5},
-    "mixtral": {},
-    "minimax_m2": {"rope_parameters": {"rope_theta": 5e6, "rope_type": "default", "partial_rotary_factor": 0.5}},
-}
+from tests.serve.model.tiny import CASES, checkpoint
 
 
-def checkpoint(folder: Path, family: str, settings: dict[str, Any], **options: Any) -> Path:
-    """A tiny checkpoint with further settings in its config.json."""
-    path = write_moe(folder / family, family, seed=3, **options)
-    config = json.loads((path / "config.json").read_text()) | settings
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-@pytest.fixture(params=FAMILIES)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
-    path = checkpoint(tmp_path, request.param, FAMILIES[request.param])
-    return path, transformers_model(path, tmp_path / "copy")
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("family")
+    path = checkpoint(folder / "checkpoint", CASES[request.param])
+    return path, transformers_model(path, folder / "copy")
 
 
 def test_logits_equal_transformers(pair: tuple[Path, Any]) -> None:
