@@ -38,29 +38,34 @@ class Vocabulary:
         Raises:
             UnsupportedError: its decoder is of neither kind.
         """
-        decoder = json.loads(tokenizer.to_str())["decoder"]
+        steps = _steps(None if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__()))
         special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         names = {i: name for name, i in tokenizer.get_vocab(with_added_tokens=True).items() if i not in special}
         ids = range(max(names, default=-1) + 1)
-        steps = _steps(decoder)
         kinds = [step["type"] for step in steps]
         if kinds == ["ByteLevel"]:
             return cls(tuple(_spelled(names[i]) if i in names else b"" for i in ids))
-        if "ByteFallback" not in kinds or not set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        if not _has_byte_fallback(steps):
             raise UnsupportedError(
                 f"the decoder is {', then '.join(kinds) or 'missing'}",
                 where="tokenizer.json",
-                accepted="ByteLevel, or ByteFallback with Replace, Fuse and Strip",
+                accepted="ByteLevel; or Replace of strings, ByteFallback, Fuse, and Strip of leading spaces",
             )
-        strips = [step for step in steps if step["type"] == "Strip"]
-        if len(strips) > 1 or any(s["content"] != " " or s["stop"] for s in strips):
-            raise UnsupportedError("the decoder strips other than leading spaces", where="tokenizer.json")
-        replaced = [step for step in steps if step["type"] == "Replace"]
+        replaced = [(s["pattern"]["String"], s["content"]) for s in steps if s["type"] == "Replace"]
         return cls(
             tuple(_piece(names[i], replaced) if i in names else b"" for i in ids),
             has_byte_fallback=True,
-            num_stripped=strips[0]["start"] if strips else 0,
+            num_stripped=steps[-1].get("start", 0),
         )
+
+
+def _has_byte_fallback(steps: list[dict[str, Any]]) -> bool:
+    rest = list(steps)
+    while rest and rest[0]["type"] == "Replace" and "String" in rest[0]["pattern"]:
+        del rest[0]
+    if rest and rest[-1]["type"] == "Strip" and rest[-1]["content"] == " " and not rest[-1]["stop"]:
+        del rest[-1]
+    return [step["type"] for step in rest] == ["ByteFallback", "Fuse"]
 
 
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -89,9 +94,9 @@ def _spelled(name: str) -> bytes:
         return name.encode()
 
 
-def _piece(name: str, replaced: list[dict[str, Any]]) -> bytes | str:
-    for step in replaced:
-        name = name.replace(step["pattern"]["String"], step["content"])
+def _piece(name: str, replaced: list[tuple[str, str]]) -> bytes | str:
+    for pattern, content in replaced:
+        name = name.replace(pattern, content)
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         try:
             return bytes([int(name[3:5], 16)])
