@@ -15,7 +15,7 @@ LAYERS = (  # top first; a module belongs to the longest prefix that fits
     ("quantkit_serve.http",),
     ("quantkit_serve.engine",),
     ("quantkit_serve.model", "quantkit_serve.paging"),
-    ("quantkit_evals", "quantkit_serve"),
+    ("quantkit_evals", "quantkit_serve", "quantkit_serve.load"),
     ("quantkit",),
     ("quantkit.api",),
     ("quantkit.naming",),

@@ -9,7 +9,9 @@ import time
 import pytest
 
 BIG = ("torch", "numpy", "pydantic", "huggingface_hub", "rich", "yaml", "transformers", "safetensors")
-HELP = ("plan", "convert", "verify", "inspect", "diff", "fidelity", "report", "recipes", "env", "completion")
+HELP = (
+    "plan", "convert", "verify", "inspect", "diff", "fidelity", "report", "bench", "recipes", "env", "completion",
+)  # fmt: skip
 
 
 def loaded(code: str) -> list[str]:
@@ -23,7 +25,9 @@ def test_import_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], [], *([name, "--help"] for name in HELP)], ids=str
+    "arguments",
+    [["--help"], ["--version"], [], *([name, "--help"] for name in HELP), ["bench", "serve", "--help"]],
+    ids=str,
 )
 def test_help_pages_load_nothing_big(arguments: list[str]) -> None:
     assert loaded(f"from quantkit.cli.main import main\nmain({arguments!r})") == []

@@ -21,6 +21,7 @@ COMMANDS = {
     "diff": (f"{_HOME}.diff:diff", "Compare two checkpoints or views, tensor by tensor."),
     "fidelity": (f"{_HOME}.fidelity:fidelity", "Measure what INT4 costs: perplexity, KL divergence, flips."),
     "report": (f"{_HOME}.report:report", "Show the errors of a conversion, or compare two."),
+    "bench": (f"{_HOME}.bench:bench", "Measure a running server."),
     "recipes": (f"{_HOME}.recipes:recipes", "List and show the bundled recipes, print their schema."),
     "env": (f"{_HOME}.env:env", "Show versions, kernels, hardware and settings for a bug report."),
     "completion": (f"{_HOME}.completion:completion", "Print the completion script of a shell."),

@@ -25,8 +25,9 @@ Decorator = Callable[[F], F]
 if TYPE_CHECKING:  # click 8.2 and 8.3 have no type parameter here
     _IntType = click.ParamType[int]
     _StrType = click.ParamType[str]
+    _ListType = click.ParamType[tuple[float, ...]]
 else:
-    _IntType = _StrType = click.ParamType
+    _IntType = _StrType = _ListType = click.ParamType
 
 
 class Bytes(_IntType):
@@ -48,6 +49,29 @@ class OutputPath(click.Path):
         if not value:
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Numbers(_ListType):
+    """Positive numbers with commas between them: 1,4,16.
+
+    Args:
+        kind: int or float.
+    """
+
+    name = "numbers"
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self.kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            numbers = tuple(self.kind(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or not all(0 < number < float("inf") for number in numbers):
+            what = "whole numbers" if self.kind is int else "numbers"
+            self.fail(f"{value!r} is not a list of positive {what}, such as 1,4,16", param, ctx)
+        return numbers
 
 
 class Device(_StrType):

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
 
-from quantkit.cli.main import main
+from quantkit.cli.lazy import Command, LazyGroup
+from quantkit.cli.main import cli, main
 
 
 class Result(NamedTuple):
@@ -21,6 +23,18 @@ class Result(NamedTuple):
 
 
 Run = Callable[..., Result]
+
+
+def all_commands(group: LazyGroup = cli, path: str = "") -> dict[str, Command | LazyGroup]:
+    """Every command and group by what is typed after ``quantkit``."""
+    found: dict[str, Command | LazyGroup] = {}
+    for name in group.lazy:
+        command = group.get_command(click.Context(group), name)
+        assert isinstance(command, Command | LazyGroup)
+        found[path + name] = command
+        if isinstance(command, LazyGroup):
+            found |= all_commands(command, f"{path}{name} ")
+    return found
 
 
 @pytest.fixture
