@@ -67,6 +67,13 @@ class ModelFacts:
     memory: dict[str, int]
 
 
+class StepLost(Exception):
+    """A step that will never be done, and whose computing has ended: nothing reads or writes its pages any more.
+
+    Raised by a runner that can go on with other steps, now or later.
+    """
+
+
 class Runner(Protocol):
     """Computes steps; owns weights and the memory of the pages, nothing else."""
 
@@ -76,4 +83,8 @@ class Runner(Protocol):
         """Take the memory of the page pool, once, before the first step."""
 
     def run(self, batch: Batch) -> Tensor:
-        """Store the run's keys and values in its pages; float32 logits ``[n, vocab]`` of ``logit_rows``."""
+        """Store the run's keys and values in its pages; float32 logits ``[n, vocab]`` of ``logit_rows``.
+
+        Raises:
+            StepLost: the requests of this step end, all others go on. Anything else ends the engine.
+        """

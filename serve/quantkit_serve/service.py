@@ -13,15 +13,31 @@ from .request import Output, Request
 
 @dataclass(frozen=True)
 class Health:
-    """``is_alive``: its loop runs. ``is_stuck``: a step takes longer than it may. ``reason`` in words."""
+    """``is_alive``: its loop runs. ``is_stuck``: a step takes longer than it may. ``is_degraded``: a part of it is
+    down and will be back. ``reason`` in words."""
 
     is_alive: bool
     is_stuck: bool = False
     reason: str | None = None
+    is_degraded: bool = False
 
     @property
     def is_ok(self) -> bool:
-        return self.is_alive and not self.is_stuck
+        return self.is_alive and not self.is_stuck and not self.is_degraded
+
+
+HANDOFF_BOUNDS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Durations:
+    """A histogram: how many durations were up to each of some bounds and above the one before it, the last count
+    being of those above all; and their sum."""
+
+    counts: tuple[int, ...] = (0,) * (len(HANDOFF_BOUNDS_S) + 1)
+    total_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,7 @@ class Figures:
 
     ``pages`` maps page ids to the owning request or ``cached``, ``quarantined``, ``shared``; free pages are
     left out. ``steps`` are the latest: (start, seconds, phase, sequences, tokens), in seconds since the start.
+    ``handoff_seconds``, by ``HANDOFF_BOUNDS_S``, and ``worker_restarts`` by phase are those of split pools.
     """
 
     num_waiting: int = 0
@@ -49,6 +66,8 @@ class Figures:
     finished: dict[str, int] = field(default_factory=dict)
     pages: dict[int, str] = field(default_factory=dict)
     steps: tuple[tuple[float, float, str, int, int], ...] = ()
+    handoff_seconds: Durations = Durations()
+    worker_restarts: dict[str, int] = field(default_factory=dict)
 
 
 class Service(Protocol):

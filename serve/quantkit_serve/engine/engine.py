@@ -6,7 +6,8 @@ and go meanwhile: pages of one that is aborted then are quarantined until the st
 allocated or freed between check and launch.
 
 Everything that can go wrong with one request ends that request: a page that is not its own any more, logits that
-are not numbers, a grammar that can't go on, a deadline. What the model raises ends the engine (``loop``).
+are not numbers, a grammar that can't go on, a deadline. A step that a runner loses (``StepLost``) ends
+its requests. What else the model raises ends the engine (``loop``).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..batch import Batch, Runner
+from ..batch import Batch, Runner, StepLost
 from ..config import EngineConfig
 from ..paging import Fault, Mismatch, PagePool, PrefixIndex, Scene, Victim, block_tables
+from ..phase import Phase
 from ..refusal import Overloaded, Refused
 from ..request import FinishReason, Grammar, Output, Request
 from ..service import Figures
@@ -41,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Flight:
+class Flight:
     """A step that was launched."""
 
     plan: Plan
@@ -62,9 +64,17 @@ class Engine:
         scribble: overwrites a page, for the faults that do.
         clock: seconds.
 
+    Attributes:
+        lanes: steps that may run at the same time, each called by a thread of its own: None is one of any phase.
+        lock: of everything here.
+        changed: by it, waited for by whoever calls ``step``.
+
     Raises:
         UsageError: the configuration can't work with this model.
     """
+
+    lanes: tuple[Phase | None, ...] = (None,)
+    scheduler_type: type[Scheduler] = Scheduler
 
     def __init__(
         self,
@@ -80,12 +90,13 @@ class Engine:
         self.facts, self.config = runner.facts, config
         self.limits = Limits.of(self.facts, config)
         self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self._runner, self._vocabulary, self._compiler = runner, vocabulary, compiler
         self._fault, self._scribble, self._clock = fault, scribble or (lambda page: None), clock
         cache, page_size = config.cache, config.cache.page_size
         self.pool = PagePool(num_pages(self.facts, config), is_tagged=cache.has_tags)
         self.prefix = PrefixIndex(self.pool, page_size) if cache.has_prefix_cache else None
-        self.scheduler = Scheduler(
+        self.scheduler = self.scheduler_type(
             config.scheduler,
             self.pool,
             self.prefix,
@@ -173,27 +184,58 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
+    def is_due(self, lane: Phase | None) -> bool:
+        """Whether a step of the lane may find something to do."""
+        return self.has_work
+
+    def outage(self) -> str | None:
+        """What part of it is down, for now."""
+        return None
+
+    def close(self) -> None:
+        """End what it has besides memory; steps that are under way are lost. Any thread may call it, again too."""
+
     def figures(self) -> Figures:
         with self.lock:
             return self._counters.figures(self.scheduler, self.pool, self.tables)
 
     # -- a step
 
-    def step(self) -> list[Output]:
-        """Compute the next step; what is new of every answer that it concerns."""
+    def step(
+        self, lane: Phase | None = None, deliver: Callable[[list[Output]], None] = lambda outputs: None
+    ) -> list[Output]:
+        """Compute the next step of a lane; what is new of every answer that it concerns.
+
+        Args:
+            lane: one of ``lanes``.
+            deliver: is given the same, by the lock, so that what two lanes say of one answer stays in order.
+        """
         start = self._clock()
         with self.lock:
             outputs = self._expire(start)
-            flight = self._launch(outputs)
-        if flight is None:
-            return outputs
-        logits = self._runner.run(flight.batch).cpu().numpy()
-        chosen = choose(logits, flight.rows, self.facts.eos_token_ids)
+            flight = self._launch(outputs, lane)
+            if flight is None:
+                deliver(outputs)
+                return outputs
+        chosen: list[Chosen] = []
+        lost: StepLost | None = None
+        try:
+            chosen = self._compute(flight)
+        except StepLost as error:
+            lost = error
         with self.lock:
             self.pool.landed(flight.ticket)
-            self._counters.step(flight.plan, start, self._clock())
-            outputs += [output for one in chosen if (output := self._take(one)) is not None]
+            if lost is None:
+                self._counters.step(flight.plan, start, self._clock())
+                outputs += self._land(flight, chosen)
+            else:
+                outputs += self._lose(flight, lost)
+            deliver(outputs)
         return outputs
+
+    def _compute(self, flight: Flight) -> list[Chosen]:
+        logits = self._runner.run(flight.batch).cpu().numpy()
+        return choose(logits, flight.rows, self.facts.eos_token_ids)
 
     def _expire(self, now: float) -> list[Output]:
         late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
@@ -202,9 +244,9 @@ class Engine:
             for s in late
         ]
 
-    def _launch(self, outputs: list[Output]) -> _Flight | None:
+    def _launch(self, outputs: list[Output], lane: Phase | None) -> Flight | None:
         """Schedule, check, launch; requests that fail on the way are added to ``outputs``."""
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(lane)
         if plan is None:
             if (sequence := self.scheduler.unservable()) is not None:
                 available = self.pool.available()
@@ -218,7 +260,7 @@ class Engine:
             first_of_row = {found.row: found for found in reversed(self.tables.check())}
             if not first_of_row:
                 batch, rows = build(plan, table)
-                return _Flight(plan, batch, rows, self.pool.launch(table))
+                return Flight(plan, batch, rows, self.pool.launch(table))
             outputs += [self._fail_mismatch(runs[row].sequence, found) for row, found in first_of_row.items()]
             plan = Plan(plan.phase, tuple(run for row, run in enumerate(runs) if row not in first_of_row))
         return None
@@ -231,11 +273,24 @@ class Engine:
             _log.warning("injected fault: %s", struck)
             self._fault = None
 
+    def _land(self, flight: Flight, chosen: list[Chosen]) -> list[Output]:
+        """A step is done."""
+        return [output for one in chosen if (output := self._take(one)) is not None]
+
+    def _lose(self, flight: Flight, lost: StepLost) -> list[Output]:
+        """A step will never be done."""
+        sequences = [run.sequence for run in flight.plan.runs]
+        return [self._fail(s, f"its step was lost: {lost}") for s in sequences if self._is_current(s)]
+
+    def _is_current(self, sequence: Sequence) -> bool:
+        """Not if it was aborted while its step ran."""
+        return self._sequences.get(sequence.request_id) is sequence
+
     def _take(self, chosen: Chosen) -> Output | None:
         """What a run of the step means for its request."""
         run = chosen.rows.run
         sequence = run.sequence
-        if self._sequences.get(sequence.request_id) is not sequence:  # aborted while the step ran
+        if not self._is_current(sequence):
             return None
         if chosen.error is not None:
             return self._fail(sequence, chosen.error)

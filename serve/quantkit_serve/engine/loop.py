@@ -1,4 +1,4 @@
-"""The engine at work: its steps in a thread, answers in an event loop (``service.Service``).
+"""The engine at work: its steps in a thread per lane, answers in an event loop (``service.Service``).
 
 Requests enter and leave under the engine's lock, which is free while the model computes, so an abort takes effect
 at once. What a step gives is handed to the event loop in one call. If a step raises, the engine is dead: every
@@ -16,6 +16,7 @@ import weakref
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ..phase import Phase
 from ..refusal import Refused, Unavailable
 from ..request import FinishReason, Output, Request
 from ..service import Figures, Health
@@ -23,7 +24,8 @@ from .engine import Engine
 from .stream import Stream
 
 STEP_LIMIT_S = 120.0
-JOIN_S = 10.0  # for the thread to end; it is a daemon, so a stuck one doesn't keep the process
+JOIN_S = 10.0  # for a thread to end; it is a daemon, so a stuck one doesn't keep the process
+STALLED_S = 0.25  # between two looks of a lane that has nothing to do while requests are there: deadlines
 
 _log = logging.getLogger(__name__)
 
@@ -39,14 +41,17 @@ class EngineService:
     def __init__(self, engine: Engine, *, step_limit_s: float = STEP_LIMIT_S) -> None:
         self.facts, self.config = engine.facts, engine.config
         self._engine, self._step_limit_s = engine, step_limit_s
-        self._changed = threading.Condition(engine.lock)
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._changed = engine.changed
+        self._threads = [
+            threading.Thread(target=self._run, args=(lane,), name=f"engine {lane}", daemon=True)
+            for lane in engine.lanes
+        ]
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # leaves the cores to the engine
         # weak: a stream that its caller has dropped must go, and take its request with it
         self._streams: weakref.WeakValueDictionary[str, Stream] = weakref.WeakValueDictionary()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._step_start: float | None = None
+        self._step_starts: dict[Phase | None, float | None] = dict.fromkeys(engine.lanes)
         self._is_draining = self._is_stopping = False
         self._death: str | None = "the engine has not been started"
 
@@ -55,7 +60,8 @@ class EngineService:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._death = None
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         self._watch = asyncio.create_task(self._watch_steps())
 
     async def stop(self, *, drain_s: float = 0.0) -> None:
@@ -67,10 +73,10 @@ class EngineService:
             self.abort(request_id)
         with self._changed:
             self._is_stopping = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._watch is not None:
             self._watch.cancel()
-            await asyncio.to_thread(self._thread.join, JOIN_S)
+        await asyncio.to_thread(self._end)
         self._compiling.shutdown(wait=False, cancel_futures=True)
         self._death = self._death or "the engine has been stopped"
 
@@ -90,7 +96,7 @@ class EngineService:
                 stream = Stream(lambda: self._compile(request), lambda: self._drop(name))
             else:
                 self._engine.add(request)
-                self._changed.notify()
+                self._changed.notify_all()
                 stream = Stream(None, lambda: self._drop(name))
             self._streams[name] = stream
             return stream
@@ -104,11 +110,12 @@ class EngineService:
     def health(self) -> Health:
         if self._death is not None:
             return Health(is_alive=False, reason=self._death)
-        start = self._step_start
-        seconds = 0.0 if start is None else time.monotonic() - start
+        now = time.monotonic()
+        seconds = max(0.0 if start is None else now - start for start in self._step_starts.values())
         if seconds > self._step_limit_s:
             return Health(is_alive=True, is_stuck=True, reason=f"a step has been running for {seconds:.0f} s")
-        return Health(is_alive=True)
+        outage = self._engine.outage()
+        return Health(is_alive=True, is_degraded=outage is not None, reason=outage)
 
     def figures(self) -> Figures:
         return self._engine.figures()
@@ -131,7 +138,7 @@ class EngineService:
         with self._changed:
             self._check_open()
             self._engine.add(request, matcher)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _drop(self, request_id: str) -> None:
         """The caller has gone. Not at once: the collector may run while this very thread is changing the
@@ -156,28 +163,40 @@ class EngineService:
                 _log.warning("the engine is no longer stuck")
             was_stuck = health.is_stuck
 
-    # -- in the engine's thread
+    def _end(self) -> None:
+        self._engine.close()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(JOIN_S)
 
-    def _run(self) -> None:
+    # -- in the engine's threads
+
+    def _run(self, lane: Phase | None) -> None:
         try:
-            while self._wait():
-                self._step_start = time.monotonic()
-                outputs = self._engine.step()
-                self._step_start = None
-                self._hand_over(outputs)
+            while self._wait(lane):
+                self._step_starts[lane] = time.monotonic()
+                self._engine.step(lane, self._hand_over)
+                self._step_starts[lane] = None
         except BaseException as error:
             self._die(error)
 
-    def _wait(self) -> bool:
-        """Until there is work; False: to stop."""
+    def _wait(self, lane: Phase | None) -> bool:
+        """Until there may be something to do; False: to stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stopping or self._engine.has_work)
-            return not self._is_stopping
+            while not (self._is_over or self._engine.is_due(lane)):
+                if not self._changed.wait(STALLED_S if self._engine.has_work else None):
+                    break
+            return not self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_stopping or self._death is not None
 
     def _die(self, error: BaseException) -> None:
         _log.critical("the engine has failed", exc_info=error)
         with self._changed:
-            self._step_start = None
+            self._changed.notify_all()
+            self._step_starts = dict.fromkeys(self._engine.lanes)
             self._death = f"the engine has failed: {type(error).__name__}"
             outputs = self._engine.fail_all(f"{self._death}; the log of the server says more")
         self._hand_over(outputs)

@@ -79,8 +79,15 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def schedule(self) -> Plan | None:
-        """The next step, its pages allocated; None if nothing can run."""
+    def schedule(self, lane: Phase | None = None) -> Plan | None:
+        """The next step, its pages allocated; None if nothing can run.
+
+        Args:
+            lane: only steps of this phase, which then don't take turns; None: of both.
+        """
+        if lane is not None:
+            runs = self._prefill() if lane is Phase.PREFILL else self._decode()
+            return Plan(lane, runs) if runs else None
         can_decode = any(s.phase is Phase.DECODE for s in self.running)
         if not can_decode or self._decodes_due <= 0:
             runs = self._prefill()
@@ -132,7 +139,7 @@ class Scheduler:
         return tuple(runs)
 
     def _decode(self) -> tuple[Run, ...]:
-        ready = [s for s in self.running if s.phase is Phase.DECODE]
+        ready = self._ready()
         spare = max(self.config.max_num_batched_tokens - len(ready), 0)
         runs: list[Run] = []
         for sequence in ready:
@@ -141,6 +148,10 @@ class Scheduler:
                 runs.append(Run(sequence, 1 + extra))
                 spare -= extra
         return tuple(runs)
+
+    def _ready(self) -> list[Sequence]:
+        """Who can decode."""
+        return [s for s in self.running if s.phase is Phase.DECODE]
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Room for so many tokens, at the expense of later arrivals if need be; False: it was preempted itself."""
@@ -151,8 +162,14 @@ class Scheduler:
             try:
                 sequence.give(self.pool.allocate(missing, sequence.request_id))
             except OutOfPages:
-                self._preempt(self.running[-1])
+                if not self._make_room():
+                    return False
         return False
+
+    def _make_room(self) -> bool:
+        """At the expense of the latest arrival; False: not now."""
+        self._preempt(self.running[-1])
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

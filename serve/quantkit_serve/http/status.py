@@ -29,7 +29,7 @@ class Models(TypedDict):
 
 
 class HealthReport(TypedDict):
-    status: Literal["ok", "draining", "stuck", "dead"]
+    status: Literal["ok", "degraded", "draining", "stuck", "dead"]
     reason: str | None
 
 
@@ -71,6 +71,8 @@ def health(context: Context) -> JSONResponse:
         report["status"] = "dead"
     elif found.is_stuck:
         report["status"] = "stuck"
+    elif found.is_degraded:
+        report["status"] = "degraded"
     elif not context.gate.is_open:
         report = {"status": "draining", "reason": "the server is shutting down"}
     return JSONResponse(report, 200 if report["status"] == "ok" else 503)

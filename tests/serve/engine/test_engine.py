@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from quantkit_serve.batch import Batch
+from quantkit_serve.batch import Batch, StepLost
 from quantkit_serve.phase import Phase
 from quantkit_serve.refusal import Overloaded, Refused
 from quantkit_serve.request import FinishReason
@@ -237,3 +237,25 @@ def test_figures() -> None:
     assert figures.finished == {"length": 2, "stop": 0, "abort": 0, "error": 0}
     assert figures.kv_tag_checks == 6 and figures.kv_tag_mismatches == 0
     assert [s[2:] for s in figures.steps[:2]] == [("prefill", 1, 8), ("decode", 1, 1)]
+
+
+def test_a_lost_step_ends_its_requests_only() -> None:
+    core, runner = engine(config(decode_steps_between_chunks=3))
+    a, b = request("a", [1, 2, 3], 6, ignore_eos=True), request("b", [4, 5], 6, ignore_eos=True)
+    core.add(a)
+    answers = Answers()
+    answers.add(core.step())
+
+    def lose(batch: Batch) -> None:
+        if batch.phase is Phase.PREFILL:
+            runner.before = lambda batch: None
+            raise StepLost("the worker has ended")
+
+    runner.before = lose
+    core.add(b)
+    drain(core, answers)
+    assert answers.tokens["a"] == alone(a)
+    assert answers.last["b"].finish is FinishReason.ERROR
+    assert answers.last["b"].error == "its step was lost: the worker has ended"
+    core.add(request("b", [4, 5], 6, ignore_eos=True))
+    assert drain(core).tokens["b"] == alone(b)
