@@ -20,9 +20,15 @@ from ..request import Grammar
 
 MAX_SOURCE_CHARS = 1 << 16
 MAX_DEPTH = 120  # of brackets; llguidance reads no more than 128
+LEXER_FUEL = (
+    200_000  # work on regular expressions at first; monsters like (a{1000}){1000} take seconds with a million
+)
 PARAM = "response_format"
-# Models like to repeat white space, which JSON allows anywhere, until max_tokens.
-WHITESPACE = r"[ \n\r\t]{0,32}"
+JSON_OPTIONS = {
+    # Models like to repeat white space, which JSON allows anywhere, until max_tokens.
+    "whitespace_pattern": r"[ \n\r\t]{0,32}",
+    "lenient": False,  # a schema may ask for it, and what it says would then be ignored in part
+}
 
 
 class GrammarFailed(Exception):
@@ -89,10 +95,11 @@ class Compiler:
         Raises:
             Refused: invalid, unsupported or too large.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         source = self._source(grammar, LLMatcher)
-        matcher = LLMatcher(self._llguidance(), source, log_level=0)
+        limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
+        matcher = LLMatcher(self._llguidance(), source, log_level=0, limits=limits)
         if matcher.is_error():
             raise Refused(f"{grammar.kind}: {_first_line(matcher.get_error())}", param=PARAM)
         made = Matcher(matcher, self._vocab_size)
@@ -110,12 +117,13 @@ class Compiler:
                 f"{grammar.kind} has {len(grammar.source)} characters; at most {MAX_SOURCE_CHARS} are accepted",
                 param=PARAM,
             )
-        if grammar.kind == "regex":
-            return str(matcher.grammar_from_regex(grammar.source))
-        schema = {"type": "object"} if grammar.kind == "json_object" else _schema(grammar.source)
-        return str(
-            matcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
-        )
+        try:
+            if grammar.kind == "regex":
+                return str(matcher.grammar_from_regex(grammar.source))
+            schema = {"type": "object"} if grammar.kind == "json_object" else _schema(grammar.source)
+            return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS))
+        except ValueError as error:
+            raise Refused(f"{grammar.kind}: {_first_line(str(error))}", param=PARAM) from None
 
     def _llguidance(self) -> Any:
         """Made at the first grammar: it takes a second for a large vocabulary, and most servers never need it."""
@@ -127,15 +135,18 @@ class Compiler:
             return self._ready
 
 
-def _schema(source: str) -> Any:
+def _schema(source: str) -> dict[str, Any]:
     if (depth := _depth(source)) > MAX_DEPTH:
         raise Refused(f"json_schema is nested {depth} deep; at most {MAX_DEPTH} is accepted", param=PARAM)
     try:
         schema = json.loads(source)
     except ValueError as error:
         raise Refused(f"json_schema is not JSON: {error}", param=PARAM) from None
-    if not isinstance(schema, dict | bool):
-        raise Refused(f"json_schema must be an object or a boolean, got {type(schema).__name__}", param=PARAM)
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        given = "false, which allows nothing" if schema is False else type(schema).__name__
+        raise Refused(f"json_schema must be an object or true, got {given}", param=PARAM)
     return schema
 
 

@@ -67,6 +67,10 @@ class Limits:
         if not request.prompt:
             raise Refused("prompt is empty; it needs at least one token", param="prompt")
         check_params(request.params, self.vocab_size)
+        try:
+            request.cache_salt.encode()
+        except UnicodeEncodeError:
+            raise Refused("cache_salt has half a character (a lone surrogate)", param="cache_salt") from None
         deadline = request.deadline_s
         if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
             raise Refused(f"deadline_s must be a positive number of seconds, got {deadline}", param="deadline_s")

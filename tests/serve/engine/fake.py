@@ -47,8 +47,8 @@ def fold(values: Sequence[int]) -> int:
     return sum(mix(value, place) for place, value in enumerate(values)) & MASK
 
 
-def logits_of(history: int) -> NDArray[np.float32]:
-    return np.random.Generator(np.random.Philox(key=history)).standard_normal(VOCAB, np.float32) * 3
+def logits_of(history: int, vocab: int = VOCAB) -> NDArray[np.float32]:
+    return np.random.Generator(np.random.Philox(key=history)).standard_normal(vocab, np.float32) * 3
 
 
 class FakeRunner:
@@ -59,16 +59,12 @@ class FakeRunner:
         broken: positions of which kind of sequences (first token) give NaN.
     """
 
-    def __init__(self, *, page_size: int, max_model_len: int = 1 << 20, eos: int = EOS) -> None:
+    def __init__(
+        self, *, page_size: int, max_model_len: int = 1 << 20, eos: int = EOS, vocab: int = VOCAB
+    ) -> None:
         self.page_size = page_size
         self.facts = ModelFacts(
-            "fake",
-            VOCAB,
-            max_model_len,
-            PAGE_BYTES,
-            "fake",
-            frozenset({eos}),
-            {"shared": 1, "prefill": 1, "decode": 1},
+            "fake", vocab, max_model_len, PAGE_BYTES, "fake", frozenset({eos}), {"shared": 1, "prefill": 1}
         )
         self.before: Callable[[Batch], None] = lambda batch: None
         self.batches: list[Batch] = []
@@ -97,12 +93,12 @@ class FakeRunner:
                 self.pages[places[position]] = value
                 sums = (sums + mix(value, position)) & MASK
                 if i in wanted:
-                    logits.append(logits_of(sums))
+                    logits.append(logits_of(sums, self.facts.vocab_size))
                     if int(batch.token_ids[i]) in self.broken:
                         logits[-1][5] = np.nan
             assert length == position + 1
         assert len(logits) == len(batch.logit_rows)
-        return torch.from_numpy(np.array(logits, np.float32).reshape(-1, VOCAB))
+        return torch.from_numpy(np.array(logits, np.float32).reshape(-1, self.facts.vocab_size))
 
 
 def alone(request: Request, choose: Callable[[NDArray[np.float32], int], int] | None = None) -> list[int]:
@@ -143,11 +139,12 @@ def config(
 
 
 def engine(
-    settings: EngineConfig | None = None, *, vocabulary: Vocabulary = WORDS, **more: object
+    settings: EngineConfig | None = None, runner: FakeRunner | None = None, **more: object
 ) -> tuple[Engine, FakeRunner]:
     settings = settings or config()
-    runner = FakeRunner(page_size=settings.cache.page_size)
-    return Engine(runner, settings, vocabulary, **more), runner  # type: ignore[arg-type]
+    runner = runner or FakeRunner(page_size=settings.cache.page_size)
+    more.setdefault("vocabulary", WORDS)
+    return Engine(runner, settings, **more), runner  # type: ignore[arg-type]
 
 
 def request(name: str, prompt: Sequence[int], max_tokens: int = 8, **params: object) -> Request:
