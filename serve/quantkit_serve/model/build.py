@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quantkit.errors import UnsupportedError
 from quantkit.models.families import FAMILIES, Family
 
 from .attention import Attention
@@ -68,26 +69,25 @@ def _feed_forward(spec: ModelSpec, family: Family, weights: Scope, number: int, 
         None,
     )
     router = Router(spec.router, _plain(block, "gate"), correction, ops)
-    return MixtureOfExperts(router, _experts(spec, block.below("experts"), names, ops=ops), shared, ops)
+    paths = [f"{expert}." for expert in range(spec.shape.experts)]
+    return MixtureOfExperts(router, _experts(block.below("experts"), paths, names), shared, ops)
 
 
-def _experts(spec: ModelSpec, weights: Scope, names: dict[str, str], ops: Ops) -> Dual[ExpertSet]:
-    found = {
-        part: [weights.linear(f"{expert}.{names[part]}") for expert in range(spec.shape.experts)]
-        for part in ("gate", "up", "down")
-    }
-    prefill = ExpertSet(*([dual.prefill.weight for dual in part] for part in found.values()))
-    if all(dual.prefill is dual.decode for part in found.values() for dual in part):
+def _experts(weights: Scope, paths: list[str], names: dict[str, str]) -> Dual[ExpertSet]:
+    found = [[_plain(weights, f"{path}{names[part]}") for path in paths] for part in ("gate", "up", "down")]
+    prefill = ExpertSet(*([dual.prefill for dual in part] for part in found))
+    if all(dual.prefill is dual.decode for part in found for dual in part):
         return Dual(prefill, prefill)
-    return Dual(prefill, ExpertSet(*([dual.decode.weight for dual in part] for part in found.values())))
+    return Dual(prefill, ExpertSet(*([dual.decode for dual in part] for part in found)))
 
 
 def _swiglu(weights: Scope, names: dict[str, str], ops: Ops) -> SwiGlu:
-    gate, up, down = (weights.linear(names[part]) for part in ("gate", "up", "down"))
-    return SwiGlu(gate, up, down, ops)
+    return SwiGlu(_experts(weights, [""], names), ops)
 
 
 def _plain(weights: LoadedWeights | Scope, name: str) -> Dual[Stored]:
-    """A linear without a bias."""
+    """A linear that has no bias in any family."""
     found = weights.linear(name)
+    if found.prefill.bias is not None:
+        raise UnsupportedError("a bias", where=name, accepted="a linear without one")
     return Dual(found.prefill.weight, found.decode.weight)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..phase import Phase
+from .elementwise import sigmoid
 from .ops import Ops
 from .spec import RouterSpec
-from .weights import Dual, ExpertSet, Linear, Stored
+from .weights import Dual, ExpertSet, Stored
 
 
 class FeedForward(Protocol):
@@ -25,14 +26,14 @@ class FeedForward(Protocol):
 
 
 class SwiGlu:
-    """``down(silu(gate x) * up x)``: a dense layer, or the shared experts."""
+    """``down(silu(gate x) * up x)``: a dense layer, or the shared experts; computed as a single expert."""
 
-    def __init__(self, gate: Dual[Linear], up: Dual[Linear], down: Dual[Linear], ops: Ops) -> None:
-        self._gate, self._up, self._down, self._ops = gate, up, down, ops
+    def __init__(self, expert: Dual[ExpertSet], ops: Ops) -> None:
+        self._expert, self._ops = expert, ops
 
     def forward(self, hidden: Tensor, phase: Phase) -> Tensor:
-        gate, up = self._ops.linear(hidden, self._gate[phase]), self._ops.linear(hidden, self._up[phase])
-        return self._ops.linear(torch.nn.functional.silu(gate) * up, self._down[phase])
+        ids = torch.zeros((len(hidden), 1), dtype=torch.int64)
+        return self._ops.experts(hidden, ids, torch.ones(ids.shape), self._expert[phase])
 
 
 class Router:
@@ -51,7 +52,7 @@ class Router:
         """Ids int64 ``[T, K]`` and weights float32 ``[T, K]``."""
         spec = self._spec
         logits = self._ops.float_linear(hidden, self._weight[phase])
-        scores = logits.softmax(-1) if spec.kind == "softmax" else logits.sigmoid()
+        scores = logits.softmax(-1) if spec.kind == "softmax" else sigmoid(logits)
         choice = scores if self._correction is None else scores + self._correction
         if spec.num_groups > 1:
             choice = self._eligible(choice)

@@ -23,6 +23,7 @@ from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
 from ..config import CacheConfig, ModelConfig
 from ..phase import Phase
 from .attention import StepContext
+from .elementwise import silu
 from .pages import GqaPages, Layout, MlaPages, PageKind, Pool
 from .weights import ExpertSet, Linear, PlainWeight, Stored
 
@@ -81,7 +82,7 @@ class KernelOps:
             own = x[tokens]
             gate = self.linear(own, Linear(experts.gate[expert])).float()
             up = self.linear(own, Linear(experts.up[expert])).float()
-            inner = (torch.nn.functional.silu(gate) * up).to(self.dtype)
+            inner = (silu(gate) * up).to(self.dtype)
             down = self.linear(inner, Linear(experts.down[expert])).float()
             total.index_add_(0, tokens, down * topk_weights[tokens, places, None])
         return total.to(self.dtype)

@@ -21,6 +21,7 @@ from quantkit_kernels.forward.twin.linear import dequantize
 from ..config import CacheConfig, ModelConfig
 from ..phase import Phase
 from .attention import StepContext
+from .elementwise import silu
 from .pages import GqaPages, Layout, MlaPages, PageKind, Pool
 from .weights import ExpertSet, Linear, PlainWeight, Stored
 
@@ -79,7 +80,7 @@ class ReferenceOps:
             tokens, places = torch.where(topk_ids == expert)
             gate = self.float_linear(x[tokens], experts.gate[expert])
             up = self.float_linear(x[tokens], experts.up[expert])
-            down = self.float_linear(torch.nn.functional.silu(gate) * up, experts.down[expert])
+            down = self.float_linear(silu(gate) * up, experts.down[expert])
             total.index_add_(0, tokens, down * topk_weights[tokens, places, None])
         return total
 

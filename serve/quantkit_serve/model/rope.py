@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from quantkit.errors import SourceError, UnsupportedError
 
 TYPES = ("default", "linear", "yarn")
+_BLOCK = 256  # positions
 
 
 class Angles(NamedTuple):
@@ -45,6 +46,7 @@ class Rope:
 
     frequencies: Tensor
     factor: float = 1.0
+    _table: list[Tensor] = field(default_factory=list, init=False, repr=False)  # one: float32 [2, positions, D/2]
 
     @property
     def dim(self) -> int:
@@ -53,8 +55,19 @@ class Rope:
 
     def angles(self, positions: Tensor) -> Angles:
         """Of int64 ``[T]`` positions; once per step, all layers share them."""
-        angle = positions.float()[:, None] * self.frequencies
-        return Angles(angle.cos() * self.factor, angle.sin() * self.factor)
+        longest = int(positions.max()) + 1 if positions.numel() else 0
+        if not self._table or self._table[0].shape[1] < longest:
+            known = self._table[0].shape[1] if self._table else 0
+            starts = range(known, max(longest, 2 * known), _BLOCK)
+            self._table[:] = [torch.cat([*self._table, *map(self._block, starts)], dim=1)]
+        cos, sin = self._table[0][:, positions]
+        return Angles(cos, sin)
+
+    def _block(self, start: int) -> Tensor:
+        """``[2, _BLOCK, D/2]``, always computed in this shape: torch's vectors and the rest behind the last whole
+        one differ in the last bit, and a position's angles must not depend on the step."""
+        angle = torch.arange(start, start + _BLOCK).float()[:, None] * self.frequencies
+        return torch.stack([angle.cos(), angle.sin()]) * self.factor
 
 
 def rotate_halves(x: Tensor, angles: Angles) -> Tensor:
