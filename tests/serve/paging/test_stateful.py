@@ -17,7 +17,13 @@ from quantkit_serve.paging import Entries, OutOfPages, PagePool, PageRef, Prefix
 from quantkit_serve.paging.prefix import chained_blake2b
 
 PAGES, PAGE_SIZE, MOST = 12, 2, 6
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+BEGINNINGS = ((0,) * 8, (0, 0, 0, 0, 1, 1, 1, 1))  # so that many prompts begin alike
+PROMPTS = st.builds(
+    lambda beginning, count, rest: [*beginning[:count], *rest],
+    st.sampled_from(BEGINNINGS),
+    st.integers(2, 8),
+    st.lists(st.integers(0, 1), min_size=1, max_size=2),
+)
 SALTS = st.sampled_from(["", "b"])
 Content = tuple[str, tuple[int, ...]]  # salt or owner, and all tokens up to the page's end
 
@@ -108,8 +114,8 @@ class Engine(RuleBasedStateMachine):
     # -- what an engine does
 
     @precondition(lambda self: len(self.sequences) < MOST)
-    @rule(prompt=PROMPTS, salt=SALTS)
-    def start(self, prompt: list[int], salt: str) -> None:
+    @rule(prompt=PROMPTS, salt=SALTS, is_quick=st.booleans(), swaps=st.booleans())
+    def start(self, prompt: list[int], salt: str, is_quick: bool, swaps: bool) -> None:
         self.number += 1
         name, one = f"r{self.number}", Held(prompt, salt)
         hits = self.index.match(prompt[:-1], salt)
@@ -124,11 +130,16 @@ class Engine(RuleBasedStateMachine):
         self.sequences[name] = one
         if not self.allocate(name, -(-len(prompt) // PAGE_SIZE) - len(hits)):
             self.drop(name)
+        elif is_quick:
+            self.prefilled(name, swaps)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), swaps=st.booleans())
     def finish_prefill(self, data: st.DataObject, swaps: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(self.sequences)))
+        self.prefilled(data.draw(st.sampled_from(sorted(self.sequences))), swaps)
+
+    def prefilled(self, name: str, swaps: bool) -> None:
+        """Its full pages enter the index; ``swaps``: and are replaced by those that were there first."""
         one, chain = self.sequences[name], self.chain(self.sequences[name])
         found = self.index.insert(one.prompt, one.salt, one.expected)
         assert len(found) == len(chain) and [self.content[ref.page] for ref in found] == chain
