@@ -46,6 +46,9 @@ def transformers_model(source: str | Path | Checkpoint, folder: Path) -> Any:
             tensors[name] = _plain(checkpoint, name, info.dtype)
     tensors = {name: t for name, t in tensors.items() if not _is_beyond(name, layers)}
     config = plain_config(checkpoint.config) | {"dtype": "float32"}
+    if "text_config" in config:  # kimi_k25: the language model alone
+        config, prefix = config["text_config"] | {"dtype": "float32"}, "language_model."
+        tensors = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     if config["model_type"] == "kimi_k2":  # of which transformers knows the architecture only
         config["model_type"] = "deepseek_v3"
     folder.mkdir(parents=True, exist_ok=True)

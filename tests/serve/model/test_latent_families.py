@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+import quantkit
 from quantkit.data import bundled_model
 from quantkit_serve.model.runner import ModelRunner
 from quantkit_serve.phase import Phase
-from tests.builders import Raw, bf16, f32, fp8_block, moe, write_checkpoint
+from tests.builders import Raw, bf16, f32, fp8_block, moe, write_checkpoint, write_moe
 from tests.serve.model.oracle import PAGE, logits_of, reference_logits, runner, step, tokens, transformers_model
 
 HEADS, HIDDEN, LAYERS = 4, 256, 3
@@ -74,13 +75,6 @@ def attention(at: str, sizes: dict[str, int], seed: int, runs_indexer: bool) -> 
     return found
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    folder = tmp_path_factory.mktemp(request.param)
-    path = checkpoint(folder, request.param, TINY)
-    return path, transformers_model(path, folder / "copy")
-
-
 def greedy(found: ModelRunner, prompt: Sequence[int], count: int) -> list[int]:
     """Prompt in two chunks by prefill, then token by token by decode steps."""
     ids, pages = list(prompt), list(range(1, 2 + (len(prompt) + count) // PAGE))
@@ -93,31 +87,36 @@ def greedy(found: ModelRunner, prompt: Sequence[int], count: int) -> list[int]:
     return ids
 
 
-def test_logits_equal_transformers(pair: tuple[Path, Any]) -> None:
-    path, model = pair
-    ids = tokens(1, 41)
-    expected = reference_logits(model, ids)
-    found = runner(path)
-    for cuts, phase in (((), Phase.PREFILL), ((1, 16, 30), Phase.PREFILL), (range(1, 41), Phase.DECODE)):
-        logits = logits_of(found, ids, cuts=cuts, phase=phase)
-        assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
-        assert torch.equal(logits.argmax(-1), expected.argmax(-1))
-
-
-def test_greedy_tokens_equal_transformers(pair: tuple[Path, Any]) -> None:
-    path, model = pair
-    prompt = tokens(2, 23)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, family, TINY)
+    model, prompt = transformers_model(path, tmp_path / "copy"), tokens(2, 23)
     found = greedy(runner(path), prompt, 12)
     assert found[23:] == reference_logits(model, found[:-1]).argmax(-1).tolist()[22:]
 
 
-def test_sequences_of_a_step_do_not_meet(pair: tuple[Path, Any]) -> None:
-    path, model = pair
-    texts = [tokens(seed, count) for seed, count in ((4, 5), (5, 40), (6, 1))]
-    pages = [[3], [9, 2, 7], [0]]  # in no order
-    whole = runner(path).run(step(Phase.PREFILL, [(ids, 0, p) for ids, p in zip(texts, pages, strict=True)]))
-    expected = torch.cat([reference_logits(model, ids) for ids in texts])
-    assert (whole - expected).abs().max() < 2e-5 * expected.abs().max()
+def test_native_int4_in_text_config_equals_transformers(tmp_path: Path) -> None:
+    """Kimi K2.5: the language model is a part of the checkpoint, under a prefix, with INT4 experts."""
+    path = write_moe(tmp_path / "model", "kimi_k25", layers=LAYERS, seed=3)
+    model, ids = transformers_model(path, tmp_path / "copy"), tokens(1, 41)
+    logits = logits_of(runner(path, weights="int4"), ids, cuts=(1, 16, 30))
+    expected = reference_logits(model, ids)
+    assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
+
+
+def test_each_phase_of_an_artifact_has_its_weights(tmp_path: Path) -> None:
+    """All linears of the decode view in INT4 but kv_b_proj, as ever: both views have it, it is absorbed once."""
+    path, ids = checkpoint(tmp_path / "source", "glm_moe_dsa", TINY), tokens(1, 41)
+    plan = quantkit.plan(path, method="rtn", linears="all", group_size=32)
+    artifact = quantkit.convert(plan, tmp_path / "artifact", jobs=1)
+    dual = runner(artifact.path, weights="dual")
+    logits = [logits_of(dual, ids, phase=phase) for phase in (Phase.PREFILL, Phase.DECODE)]
+    for found, weights in zip(logits, ("fp8", "int4"), strict=True):
+        assert torch.equal(found, logits_of(runner(artifact.path, weights=weights), ids))
+    assert not torch.equal(*logits)
+    once = LAYERS * HEADS * (32 + 32) * 128
+    assert dual.facts.memory["derived"] == 4 * once
+    assert runner(artifact.path, weights="dual", compute="bfloat16").facts.memory["derived"] == 2 * once
 
 
 def test_bundled_model_equals_transformers(tmp_path: Path) -> None:
@@ -156,13 +155,6 @@ def test_sparse_attention_in_bfloat16_is_near(family: str, tmp_path: Path) -> No
     expected = reference_logits(transformers_model(path, tmp_path / "copy"), tokens(1, 41))
     found = logits_of(runner(path, compute="bfloat16", cache={"kv_dtype": "fp8"}), tokens(1, 41), cuts=(30,))
     assert (found - expected).norm() / expected.norm() < 0.2
-
-
-def test_memory_of_the_absorbed_halves_is_counted(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, "deepseek_v3", TINY)
-    rows = HEADS * (TINY["qk_nope_head_dim"] + TINY["v_head_dim"])
-    facts = runner(path, compute="bfloat16").facts
-    assert facts.memory["derived"] == LAYERS * 2 * rows * TINY["kv_lora_rank"]
 
 
 def test_kv_format_depends_on_how_columns_are_paired(tmp_path: Path) -> None:
