@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (  # top first; a module belongs to the longest prefix that fits
     ("quantkit.__main__",),
     ("quantkit.cli",),
+    ("quantkit_serve.start",),
     ("quantkit_serve.http",),
     ("quantkit_serve.engine",),
     ("quantkit_serve.model", "quantkit_serve.paging"),

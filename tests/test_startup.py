@@ -10,7 +10,8 @@ import pytest
 
 BIG = ("torch", "numpy", "pydantic", "huggingface_hub", "rich", "yaml", "transformers", "safetensors")
 HELP = (
-    "plan", "convert", "verify", "inspect", "diff", "fidelity", "report", "bench", "recipes", "env", "completion",
+    "plan", "convert", "verify", "inspect", "diff", "fidelity", "serve", "generate", "report", "bench", "recipes",
+    "env", "completion",
 )  # fmt: skip
 
 

@@ -122,14 +122,23 @@ class Console:
                 rich.print(_rich_table(block))
             self.raw("\n" + "".join(f"{line.rstrip()}\n" for line in table.get().splitlines()))
 
+    def part(self, text: str) -> None:
+        """A part of a text that grows, to stdout; nothing with ``--json``."""
+        if not self.as_json and not self.mute:
+            self._write(visible(text, lines=True))
+
     def raw(self, text: str) -> None:
-        """Text to stdout as it is, with a line end; what stdout's encoding can't hold is spelt out."""
+        """Text to stdout as it is, with a line end."""
+        self._write(text if text.endswith("\n") else text + "\n")
+
+    def _write(self, text: str) -> None:
+        """What stdout's encoding can't hold is spelt out."""
         encoding = sys.stdout.encoding or "utf-8"
         try:
             text.encode(encoding, sys.stdout.errors or "strict")
         except UnicodeEncodeError:
             text = text.encode(encoding, "backslashreplace").decode(encoding)
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     def say(self, text: str) -> None:

@@ -20,6 +20,8 @@ COMMANDS = {
     "inspect": (f"{_HOME}.inspect:inspect", "Show what a checkpoint, view, artifact or tensor is."),
     "diff": (f"{_HOME}.diff:diff", "Compare two checkpoints or views, tensor by tensor."),
     "fidelity": (f"{_HOME}.fidelity:fidelity", "Measure what INT4 costs: perplexity, KL divergence, flips."),
+    "serve": (f"{_HOME}.serve:serve", "Serve an artifact: an OpenAI-compatible reference server."),
+    "generate": (f"{_HOME}.generate:generate", "Continue a prompt with an artifact, without a server."),
     "report": (f"{_HOME}.report:report", "Show the errors of a conversion, or compare two."),
     "bench": (f"{_HOME}.bench:bench", "Measure a running server."),
     "recipes": (f"{_HOME}.recipes:recipes", "List and show the bundled recipes, print their schema."),

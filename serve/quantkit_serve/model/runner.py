@@ -28,6 +28,7 @@ from .pages import Pool, pools, whole_page_bytes
 from .reference_ops import ReferenceOps
 from .spec import ModelSpec, model_spec
 
+_SCRIBBLE = 0x35  # bytes that are finite numbers in every layout
 _LAYOUT_VERSION = 1  # of pages.py and of the layouts of quantkit_kernels.forward.pages
 
 
@@ -50,6 +51,7 @@ class ModelRunner:
         self._decoder = build_decoder(self._spec, opened.weights, self._ops)
         self._layouts = [[self._ops.layout(k) for k in layer.attention.kinds] for layer in self._decoder.layers]
         self._pools: list[list[Pool]] | None = None
+        self._memory: Tensor | None = None
         derived = sum(layer.attention.derived_bytes for layer in self._decoder.layers)
         self.facts = ModelFacts(
             name=name,
@@ -76,7 +78,12 @@ class ModelRunner:
             memory = torch.zeros((num_pages, self.facts.page_bytes), dtype=torch.uint8)
         if len(memory) != num_pages:
             raise ValueError(f"memory holds {len(memory)} pages, not {num_pages}")
-        self._pools = pools(self._layouts, memory)
+        self._memory, self._pools = memory, pools(self._layouts, memory)
+
+    def scribble(self, page: int) -> None:
+        """Overwrite a page in every layer, as a fault that is injected in tests does."""
+        if self._memory is not None:
+            self._memory[page] = _SCRIBBLE
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:

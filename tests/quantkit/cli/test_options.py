@@ -23,6 +23,10 @@ RECIPE = (
     "--calibration --decode-linears --decode-rest --engine --group-size --layers --length --make-fp8 --max-memory "
     "--max-shard-size --method --mtp --prefill --recipe --revision --route-all --samples --seed --w4"
 )
+ENGINE = (
+    "--deterministic --dtype --fp8-activations --kv-dtype --kv-memory --kv-tags --max-model-len "
+    "--max-num-batched-tokens --max-num-seqs --max-waiting --page-size --prefill-kv --prefix-cache --weights"
+)
 GOLDEN = {
     "plan": f"{OUTPUT} {RECIPE} --gpu --gpu-memory --gpus --memory-fraction --output",
     "convert": f"{OUTPUT} {RECIPE} --consume --device --dry-run --jobs --output --plan",
@@ -30,6 +34,11 @@ GOLDEN = {
     "inspect": f"{OUTPUT} --revision --tensor",
     "diff": f"{OUTPUT} --quick",
     "fidelity": f"{OUTPUT} --attach --dtype --text --tokens",
+    "serve": (
+        f"{OUTPUT} {ENGINE} --allow-origin --api-key-file --drain --host --inject-fault --max-body --port "
+        "--request-timeout --served-model-name"
+    ),
+    "generate": f"{OUTPUT} {ENGINE} --chat --max-tokens --seed --stop --temperature --top-p",
     "report": OUTPUT,
     "bench": "--help",
     "bench serve": f"{OUTPUT} --concurrency --input-len --model --num-prompts --output-len --plot "

@@ -1,0 +1,128 @@
+"""Options that say how a model is served, the same for ``serve`` and ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from .console import Console
+from .options import Bytes, Decorator, stacked
+
+if TYPE_CHECKING:
+    from quantkit_serve.config import EngineConfig
+    from quantkit_serve.start.servable import Servable
+
+F = TypeVar("F", bound=Callable[..., Any])
+_ON_OFF = click.Choice(["on", "off"])
+
+_MODEL = (
+    click.option(
+        "--weights", type=click.Choice(["dual", "fp8", "int4"]), default="dual",
+        help="dual: prefill on FP8, decode on INT4; fp8 or int4: one set for both phases (default: dual).",
+    ),
+    click.option(
+        "--dtype", "compute", type=click.Choice(["bfloat16", "float32"]), default="bfloat16",
+        help="Arithmetic: bfloat16 runs the kernels; float32 is slow and large, to compare with a reference "
+        "(default: bfloat16).",
+    ),
+    click.option(
+        "--fp8-activations", type=click.Choice(["none", "dynamic128"]), default="none",
+        help="Round the inputs of FP8 linears to e4m3, 128 to a scale, as engines on GPUs do (default: none).",
+    ),
+    click.option(
+        "--prefill-kv", type=click.Choice(["rounded", "fresh"]), default="rounded",
+        help="A prompt's chunk attends to its own keys and values as the pages hold them, so that chunks and "
+        "prefix hits change nothing, or in BF16 (default: rounded).",
+    ),
+    click.option(
+        "--deterministic", is_flag=True,
+        help="The bits of an answer depend on nothing but its own request; slower.",
+    ),
+)  # fmt: skip
+_CACHE = (
+    click.option(
+        "--kv-dtype", type=click.Choice(["fp8", "bf16", "f32"]),
+        help="Of the KV pages; f32 with --dtype float32 only (default: fp8, with float32 arithmetic f32).",
+    ),
+    click.option("--kv-memory", type=Bytes(), default=1 << 30, help="Memory of the KV pages (default: 1GiB)."),
+    click.option(
+        "--page-size", type=click.IntRange(1, 1024), default=64, metavar="N",
+        help="Tokens of a page (default: 64).",
+    ),
+    click.option(
+        "--kv-tags", type=_ON_OFF, default="on",
+        help="Check before every step that each page is still the request's own (default: on).",
+    ),
+    click.option(
+        "--prefix-cache", type=_ON_OFF, default="on",
+        help="Requests share the pages of equal prompts (default: on).",
+    ),
+    click.option(
+        "--max-model-len", type=click.IntRange(min=2), metavar="N",
+        help="Tokens of prompt and answer together (default: what the model was trained for).",
+    ),
+)  # fmt: skip
+_SCHEDULER = (
+    click.option(
+        "--max-num-seqs", type=click.IntRange(min=1), default=64, metavar="N",
+        help="Sequences that run at once (default: 64).",
+    ),
+    click.option(
+        "--max-num-batched-tokens", type=click.IntRange(min=1), default=512, metavar="N",
+        help="Prompt tokens of a prefill step; one of them is the longest wait between two tokens of an answer "
+        "(default: 512).",
+    ),
+    click.option(
+        "--max-waiting", type=click.IntRange(min=0), default=1024, metavar="N",
+        help="Requests that may wait; more are answered with 429 (default: 1024).",
+    ),
+)  # fmt: skip
+
+
+def engine_options(function: F) -> F:
+    """How model, cache and scheduler are set; the command gets a function that makes the ``EngineConfig``."""
+    every = (*_MODEL, *_CACHE, *_SCHEDULER)
+    names = [o.name for o in click.command(stacked(*every)(lambda: None)).params if o.name]
+
+    @wraps(function)
+    def with_engine(*args: Any, **kwargs: Any) -> Any:
+        values = {name: kwargs.pop(name) for name in names}
+        return function(*args, engine=lambda: engine_config(**values), **kwargs)
+
+    decorate: Decorator[Any] = stacked(*every)
+    return cast(F, decorate(with_engine))
+
+
+def engine_config(
+    *, weights: Any, compute: Any, fp8_activations: Any, prefill_kv: Any, deterministic: bool, kv_dtype: Any,
+    kv_memory: int, page_size: int, kv_tags: str, prefix_cache: str, max_model_len: int | None, max_num_seqs: int,
+    max_num_batched_tokens: int, max_waiting: int,
+) -> EngineConfig:  # fmt: skip
+    """The options as one frozen configuration."""
+    from quantkit_serve.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+
+    return EngineConfig(
+        ModelConfig(
+            weights=weights, compute=compute, prefill_kv=prefill_kv, fp8_activations=fp8_activations,
+            deterministic=deterministic,
+        ),
+        CacheConfig(
+            kv_dtype=kv_dtype or ("f32" if compute == "float32" else "fp8"), page_size=page_size,
+            kv_bytes=kv_memory, has_tags=kv_tags == "on", has_prefix_cache=prefix_cache == "on",
+        ),
+        SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting,
+            max_model_len=max_model_len,
+        ),
+    )  # fmt: skip
+
+
+def found(source: str, out: Console) -> Servable:
+    """The model that ``source`` stands for; a bundled model is converted the first time."""
+    from quantkit_serve.start.servable import servable
+
+    with out.progress("converting") as report:
+        return servable(source, say=out.say, on_progress=lambda e: report(e.done_bytes, e.unit, e.total_bytes))

@@ -1,0 +1,1 @@
+"""From a directory to a running server, or to one answer: what commands call."""
