@@ -47,6 +47,7 @@ class Figures:
     ``pages`` maps page ids to the owning request or ``cached``, ``quarantined``, ``shared``; free pages are
     left out. ``steps`` are the latest: (start, seconds, phase, sequences, tokens), in seconds since the start.
     ``handoff_seconds``, by ``HANDOFF_BOUNDS_S``, and ``worker_restarts`` by phase are those of split pools.
+    ``findings`` are the latest wrong tags: (where it was found, page, whose reference it was, who holds the page).
     """
 
     num_waiting: int = 0
@@ -68,6 +69,7 @@ class Figures:
     steps: tuple[tuple[float, float, str, int, int], ...] = ()
     handoff_seconds: Durations = Durations()
     worker_restarts: dict[str, int] = field(default_factory=dict)
+    findings: tuple[tuple[str, int, str, tuple[str, ...]], ...] = ()
 
 
 class Service(Protocol):

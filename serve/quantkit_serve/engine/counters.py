@@ -12,6 +12,7 @@ from ..service import Figures
 from .scheduler import Plan, Scheduler
 
 NUM_STEPS_KEPT = 512
+NUM_FINDINGS_SHOWN = 32
 
 
 @dataclass
@@ -54,4 +55,7 @@ class Counters:
             finished=dict(self.finished),
             pages=pool.page_map(),
             steps=tuple(self.steps),
+            findings=tuple(
+                (f.where, f.page, f.owner, f.holders) for f in [*pool.audit.findings][-NUM_FINDINGS_SHOWN:]
+            ),
         )

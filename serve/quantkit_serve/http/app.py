@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 
 import quantkit
 
@@ -25,6 +27,11 @@ from .schemas.tokens import DetokenizeRequest, TokenizeRequest
 from .settings import HttpSettings
 from .tokenizer import Tokenizer
 
+STATIC = Path(__file__).parent / "static"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 GONE = 499  # nginx's number for a client that left; nobody reads it, logs do
 
 
@@ -56,6 +63,7 @@ def create_app(service: Service, tokenizer: Tokenizer, settings: HttpSettings) -
     errors.install(app)
     app.include_router(_generation(context))
     app.include_router(_status(context))
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
     # the last one added is the first one reached
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(GateKeeper, gate=context.gate)
@@ -97,9 +105,7 @@ def _generation(context: Context) -> APIRouter:
     return router
 
 
-_EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def _status(context: Context) -> APIRouter:
@@ -128,5 +134,9 @@ def _status(context: Context) -> APIRouter:
     @router.get("/live", response_model=live.Live)
     async def figures() -> Response:
         return JSONResponse(live.live(context))
+
+    @router.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(STATIC / "index.html", headers={"Content-Security-Policy": POLICY})
 
     return router

@@ -46,7 +46,7 @@ def chat_text(context: Context, messages: Sequence[Message], fields: TemplateFie
     Raises:
         Refused: see ``ChatTemplate.render``.
     """
-    tools = [tool.model_dump(exclude_none=True) for tool in fields.tools or ()]
+    tools = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in fields.tools or ()]
     wanted = fields.add_generation_prompt
     return context.tokenizer.template(has_tools=bool(tools)).render(
         [message.for_template() for message in messages],

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from ..request import FinishReason, Output
-from ..service import Figures, Service
+from ..service import HANDOFF_BOUNDS_S, Durations, Figures, Service
 
 PREFIX = "quantkit:"
 FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -96,6 +97,22 @@ class _FiguresCollector(Collector):
         for reason in FinishReason:
             success.add_metric([self._model, reason.value], figures.finished.get(reason.value, 0))
         yield success
+        restarts = CounterMetricFamily(
+            PREFIX + "worker_restarts", "Workers that were started anew.", labels=["model_name", "phase"]
+        )
+        for phase, count in figures.worker_restarts.items():
+            restarts.add_metric([self._model, phase], count)
+        yield restarts
+        yield self._handoffs(figures.handoff_seconds)
+
+    def _handoffs(self, durations: Durations) -> Metric:
+        found = HistogramMetricFamily(
+            PREFIX + "handoff_seconds", "From the prefill worker to the decode worker.", labels=["model_name"]
+        )
+        bounds = (*(str(bound) for bound in HANDOFF_BOUNDS_S), "+Inf")
+        counts = accumulate(durations.counts)
+        found.add_metric([self._model], list(zip(bounds, counts, strict=True)), durations.total_s)
+        return found
 
     def _of(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric([self._model], value)

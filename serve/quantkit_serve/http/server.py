@@ -88,10 +88,14 @@ class Server(uvicorn.Server):
         if self._loop is None or not self.started:
             self.should_exit = True
         else:
-            self._loop.call_soon_threadsafe(self.drain)
+            self.request_drain()
 
-    def drain(self) -> None:
-        """Take no more and leave when all is answered; a second call ends what runs."""
+    def request_drain(self) -> None:
+        """Take no more and leave when all is answered; a second call ends what runs. From any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._start_drain)
+
+    def _start_drain(self) -> None:
         if self._drain is None:
             self._drain = asyncio.ensure_future(self._drained(self._drain_s))
         else:

@@ -29,7 +29,7 @@ class Models(TypedDict):
 
 
 class HealthReport(TypedDict):
-    status: Literal["ok", "degraded", "draining", "stuck", "dead"]
+    status: Literal["ok", "draining", "degraded", "stuck", "dead"]
     reason: str | None
 
 

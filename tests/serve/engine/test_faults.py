@@ -52,6 +52,7 @@ def test_the_check_before_a_step_ends_one_request(fault: str, caplog: pytest.Log
     (line,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert failed[0].request_id in line and "page" in line and "tag" in line
     assert core.figures().kv_tag_mismatches >= 1
+    assert "step" in {where for where, _, _, _ in core.figures().findings}
     for one in requests:
         whole = alone(one)
         if one in failed:

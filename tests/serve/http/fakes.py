@@ -43,6 +43,7 @@ class FakeService:
         refusal: raised by ``submit``.
         error: ends every answer after its first token.
         pause: answers wait for it before the token at ``pause_at``.
+        endless: it goes on to max_tokens, slowly.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, script: str = SCRIPT, kv_pages: int = 100) -> None:
@@ -64,6 +65,7 @@ class FakeService:
         self.error: str | None = None
         self.pause: asyncio.Event | None = None
         self.pause_at = 0
+        self.endless = False
         self.num_starts = self.num_stops = 0
         self.status = Health(is_alive=True)
         self.shown = Figures()
@@ -98,7 +100,8 @@ class FakeService:
         if (count := params.prompt_logprobs) is not None:
             rest = (scored(token, i, count) for i, token in enumerate(request.prompt) if i)
             scores = (None, *rest)
-        said = self.script[: params.max_tokens]
+        script = self.script * (params.max_tokens if self.endless else 1)
+        said = script[: params.max_tokens]
         if not said:
             yield Output(
                 name, prompt_logprobs=scores, finish=FinishReason.LENGTH, num_prompt_tokens=len(request.prompt)
@@ -108,7 +111,7 @@ class FakeService:
         for at, token in enumerate(said):
             if self.pause is not None and at == self.pause_at:
                 await self.pause.wait()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.02 if self.endless else 0)
             if name in self.aborted:
                 yield Output(name, finish=FinishReason.ABORT)
                 return

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from quantkit_serve.http.app import create_app
+from quantkit_serve.http.settings import HttpSettings
+from quantkit_serve.http.template import ChatTemplate
+from quantkit_serve.http.tokenizer import Tokenizer
 from quantkit_serve.refusal import Overloaded, Refused, Unavailable
 from quantkit_serve.request import Grammar
 
@@ -283,15 +287,29 @@ def test_vllms_words_for_a_full_context(refused: Callable[..., str], service: Fa
 
 def test_the_pages_limit_too(client: Client, service: FakeService, refused: Callable[..., str]) -> None:
     """A pool of 3 pages of 4 tokens holds 12: an answer's last token is never stored."""
-    from quantkit_serve.http.app import create_app
-    from quantkit_serve.http.settings import HttpSettings
-
     small = FakeService(service.tokenizer, kv_pages=3)
     app = create_app(small, service.tokenizer, HttpSettings())
     prompt = [5, 6, 7]
     assert Client(app).post("/v1/completions", {"prompt": prompt, "max_tokens": 10}).status_code == 200
     got = Client(app).post("/v1/completions", {"prompt": prompt, "max_tokens": 11})
     assert got.status_code == 400 and "KV cache of this server holds 12" in got.json()["error"]["message"]
+
+
+def test_tools_go_through_the_template(service: FakeService) -> None:
+    """``auto`` shows them to the model, ``none`` doesn't; calls of earlier turns are shown as objects."""
+    source = "{{ tools | tojson if tools else 'none' }}{% for m in messages %}{{ m.content }}"
+    source += "{% for c in m.tool_calls or [] %}{{ c.function.arguments.x }}{% endfor %}{% endfor %}{{ effort }}"
+    tokenizer = Tokenizer(service.tokenizer.raw, {"default": ChatTemplate(source, {})})
+    client = Client(create_app(service, tokenizer, HttpSettings()))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 7}'}}
+    messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "8"}]
+    for choice in ("auto", None, "none"):
+        body = {"messages": messages, "tools": [tool], "tool_choice": choice}
+        assert client.post(PATH, {**body, "chat_template_kwargs": {"effort": "!"}}).status_code == 200
+    texts = [service.tokenizer.raw.decode(list(r.prompt)) for r in service.requests]
+    shown = '[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]'
+    assert texts == [f"{start}Where does it go?78!" for start in (shown, shown, "none")]
 
 
 def test_an_unknown_model(refused: Callable[..., str]) -> None:

@@ -1,0 +1,115 @@
+"""The tokenizer of a checkpoint, read without transformers, against transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantkit.errors import ArtifactError, UnsupportedError
+from quantkit_serve.http import logprobs
+from quantkit_serve.http.tokenizer import INLINE_CHARS, Tokenizer
+from quantkit_serve.refusal import Refused
+from quantkit_serve.request import TokenLogprob
+
+from .fakes import MODEL, bundled
+
+TEXTS = ["", " a", "Grüße – 你好 🎉", "<|user|>\n[gMASK]", "\x00\x7f\t\n", "a\u0301" * 50]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_as_transformers_has_them(text: str) -> None:
+    from transformers import AutoTokenizer
+
+    other = AutoTokenizer.from_pretrained(MODEL)
+    for special in (False, True):
+        assert bundled().encode(text, add_special_tokens=special) == other.encode(text, add_special_tokens=special)
+    messages = [{"role": "user", "content": text}]
+    rendered = other.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert bundled().template().render(messages) == rendered
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
+    tokens = bundled().encode(text, add_special_tokens=False)
+    assert b"".join(map(bundled().token_bytes, tokens)) == text.encode()
+    assert bundled().fewest_tokens(text) <= len(tokens)
+    assert bundled().token_bytes(10**6) == b""
+
+
+def test_long_texts_are_tokenized_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    kept = Tokenizer.encode
+
+    def noted(self: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        seen.append(threading.current_thread() is threading.main_thread())
+        return kept(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+
+    async def both() -> None:
+        for text in ("a", "ab " * INLINE_CHARS):
+            found = await bundled().encoded(text, add_special_tokens=False)
+            assert await bundled().decoded(found) == text
+
+    asyncio.run(both())
+    assert seen == [True, False]
+
+
+def copied(folder: Path, config: dict[str, Any] | None = None, *files: str) -> Path:
+    shutil.copy(MODEL / "tokenizer.json", folder)
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(copied(tmp_path))
+    with pytest.raises(Refused, match="/v1/completions"):
+        tokenizer.template()
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "tools"),
+    [
+        ("plain {{ bos_token }}", "plain <b>", "plain <b>"),
+        ([{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}], "d", "t"),
+    ],
+    ids=["text", "named"],
+)
+def test_templates_of_older_checkpoints(tmp_path: Path, template: Any, chat: str, tools: str) -> None:
+    config = {"chat_template": template, "bos_token": {"content": "<b>", "special": True}, "eos_token": None}
+    tokenizer = Tokenizer.load(copied(tmp_path, config))
+    assert tokenizer.template().render([]) == chat
+    assert tokenizer.template(has_tools=True).render([]) == tools
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert Tokenizer.load(tmp_path).template().render([]) == "file"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ArtifactError):
+        Tokenizer.load(tmp_path)
+    copied(tmp_path, {"chat_template": "{% for %}"})
+    with pytest.raises(UnsupportedError):
+        Tokenizer.load(tmp_path)
+    for content in ("[]", "{"):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(ArtifactError, match="tokenizer_config"):
+            Tokenizer.load(tmp_path)
+
+
+def test_infinite_logprobs_are_numbers() -> None:
+    token = TokenLogprob(5, float("-inf"), 9, ((6, -0.5), (7, float("-inf"))))
+    assert logprobs.chat([token], bundled().token_bytes)["content"][0]["logprob"] == -9999
+    found = logprobs.completion([5], [token], [0], bundled().token_bytes)
+    assert found["token_logprobs"] == [-9999] and sorted((found["top_logprobs"][0] or {}).values()) == [
+        -9999, -9999, -0.5,
+    ]  # fmt: skip
