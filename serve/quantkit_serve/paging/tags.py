@@ -84,29 +84,23 @@ class _Rows(Generic[T]):
         slots = []
         for entries in lists:
             if entries.home is not self:
-                self._take(entries, lists)
+                self._take(entries)
             if entries.clean < len(entries.items):
                 self._copy(entries)
             used[entries.slot] = step
             slots.append(entries.slot)
         return slots
 
-    def _take(self, entries: Entries[T], step: Sequence[Entries[T]]) -> None:
-        wanted = {id(other) for other in step}
-        slots = (
-            slot for slot, other in enumerate(self._lists) if not self._lives_in(slot) or id(other) not in wanted
-        )
-        slot = min(slots, key=self._used.__getitem__)
+    def _take(self, entries: Entries[T]) -> None:
+        """The slot used longest ago: never one of this step's that has its list already. A list that comes later
+        in the step may lose its slot, and takes another one.
+        """
+        slot = self._used.index(min(self._used))
         former = self._lists[slot]
-        if former is not None and self._lives_in(slot):
+        if former is not None and former.home is self and former.slot == slot:  # else other tables took it since
             former.home = None
         self._lists[slot] = entries
         entries.home, entries.slot, entries.clean = self, slot, 0
-
-    def _lives_in(self, slot: int) -> bool:
-        """Whether the slot's list is still there; other tables may have taken it since."""
-        entries = self._lists[slot]
-        return entries is not None and entries.home is self and entries.slot == slot
 
     def _copy(self, entries: Entries[T]) -> None:
         if len(entries.items) > self._num_entries:
@@ -223,10 +217,9 @@ class TagCheck(BlockTables):
         return found
 
     def _write_expected(self, slot: int, start: int, refs: list[PageRef]) -> None:
-        pages, tags = zip(*refs, strict=True)
         end = start + len(refs)
-        self._pages[slot, start:end] = pages
-        self._tags[slot, start:end] = np.array(tags, np.uint64)
+        self._pages[slot, start:end] = [ref.page for ref in refs]
+        self._tags[slot, start:end] = np.array([ref.tag for ref in refs], np.uint64)
 
 
 def block_tables(pool: PagePool, max_rows: int, max_entries: int) -> BlockTables:
