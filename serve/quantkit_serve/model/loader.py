@@ -158,7 +158,7 @@ class LoadedWeights:
             strangers = [n for n in source.checkpoint.tensors if n not in source.used and not self._is_left_out(n)]
             if strangers:
                 raise SourceError(
-                    f"{len(strangers)} tensors have no place in the model, the first is {strangers[0]!r}",
+                    f"tensors without a place in the model: {len(strangers)}, the first is {strangers[0]!r}",
                     where=source.checkpoint.label, accepted=f"the tensors of {self._classifier.family.name}",
                 )  # fmt: skip
 
