@@ -112,6 +112,7 @@ class Output:
         finish: why it ended; None while it goes on. Exactly one output of a request has it, the last.
         stop_reason: the stop string or stop token that ended it.
         error: with FinishReason.ERROR.
+        error_status: of HTTP: 400 if what was asked for can't be done, 504 after a deadline, else 500.
         num_prompt_tokens, num_cached_tokens, num_generated_tokens: so far.
     """
 
@@ -123,6 +124,7 @@ class Output:
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_status: int = 500
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0

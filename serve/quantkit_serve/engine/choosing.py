@@ -28,7 +28,8 @@ class Chosen:
 
     Attributes:
         rows: of the run.
-        token: None: none was to be chosen, or ``error`` says why there is none.
+        token: None: none was to be chosen, or ``error`` says why there is none, and ``error_status`` whose fault
+            that is (``Output``).
         logprob: of the token, if asked for.
         prompt_logprobs: that its rows gave.
     """
@@ -36,6 +37,7 @@ class Chosen:
     rows: Rows
     token: int | None = None
     error: str | None = None
+    error_status: int = 500
     logprob: TokenLogprob | None = None
     prompt_logprobs: SequenceOf[TokenLogprob] = ()
 
@@ -67,14 +69,14 @@ def _sample(logits: NDArray[np.float32], chosen: list[Chosen], eos: frozenset[in
             draws.append(_draw(one.rows.run.sequence, eos))
             ready.append(one)
         except GrammarFailed as failed:
-            one.error = str(failed)
+            one.error, one.error_status = str(failed), 400
     places = [one.rows.start + one.rows.num_prompt for one in ready]
     if places != list(range(len(logits))):
         logits = logits[places]
     for one, token in zip(ready, sample(logits, draws), strict=True):
         one.token = token
         if token is None:
-            one.error = "no token is allowed here"
+            one.error, one.error_status = "no token is allowed here", 400
 
 
 def _draw(sequence: Sequence, eos: frozenset[int]) -> Draw:

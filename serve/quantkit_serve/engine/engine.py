@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..batch import Batch, Runner, StepLost
 from ..config import EngineConfig
@@ -240,7 +240,9 @@ class Engine:
     def _expire(self, now: float) -> list[Output]:
         late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
         return [
-            self._fail(s, f"its deadline of {s.request.deadline_s} s has passed, after {s.num_generated} tokens")
+            self._fail(
+                s, f"its deadline of {s.request.deadline_s} s has passed, after {s.num_generated} tokens", 504
+            )
             for s in late
         ]
 
@@ -293,14 +295,14 @@ class Engine:
         if not self._is_current(sequence):
             return None
         if chosen.error is not None:
-            return self._fail(sequence, chosen.error)
+            return self._fail(sequence, chosen.error, chosen.error_status)
         self.scheduler.computed(run)
         sequence.prompt_logprobs += chosen.prompt_logprobs
         if chosen.token is not None:
             try:
                 answered = accept(sequence, chosen.token, self.facts.eos_token_ids)
             except GrammarFailed as failed:
-                return self._fail(sequence, str(failed))
+                return self._fail(sequence, str(failed), 400)
             self._counters.generated_tokens += 1
             return self._answer(sequence, answered, chosen)
         if sequence.request.params.max_tokens == 0 and sequence.num_computed == sequence.num_prompt:
@@ -314,10 +316,10 @@ class Engine:
             return self._output(sequence, answered, None, chosen)
         return self._end(sequence, answered, chosen=chosen)
 
-    def _fail(self, sequence: Sequence, error: str) -> Output:
+    def _fail(self, sequence: Sequence, error: str, status: int = 500) -> Output:
         text = sequence.detokenizer.finish()
         _log.warning("request %s ended with an error: %s", sequence.request_id, error)
-        return self._end(sequence, Answered(text, FinishReason.ERROR), error)
+        return replace(self._end(sequence, Answered(text, FinishReason.ERROR), error), error_status=status)
 
     def _fail_mismatch(self, sequence: Sequence, found: Mismatch) -> Output:
         _log.error(

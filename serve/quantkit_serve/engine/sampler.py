@@ -29,6 +29,7 @@ F32 = NDArray[np.float32]
 BLOCK_VALUES = 1 << 17  # rows that are drawn together: what fits the second-level cache
 # Tokens at least this likely, relative to the best one, are sorted first; few are enough for nearly all rows.
 CUTS = (1e-2, 1e-4, 1e-6, 0.0)
+MOST = 1e30  # of a logit that a penalty makes
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,16 @@ def _blocks(rows: list[int], columns: int) -> Iterator[list[int]]:
 
 
 def _change(row: F32, draw: Draw) -> None:
-    """Penalties, bias and what is forbidden, in place."""
+    """Penalties, bias and what is forbidden, in place.
+
+    Only what is forbidden becomes infinite: a tiny penalty makes a large logit.
+    """
     params = draw.params
     if params.repetition_penalty != 1:
         seen = np.fromiter({*draw.prompt, *draw.counts}, np.int64)
-        values = row[seen]
-        row[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        values, penalty = row[seen].astype(np.float64), params.repetition_penalty
+        with np.errstate(over="ignore"):
+            row[seen] = np.clip(np.where(values > 0, values / penalty, values * penalty), -MOST, MOST)
     if draw.counts and (params.frequency_penalty or params.presence_penalty):
         seen = np.fromiter(draw.counts.keys(), np.int64, len(draw.counts))
         times = np.fromiter(draw.counts.values(), np.float32, len(draw.counts))

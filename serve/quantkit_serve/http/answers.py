@@ -138,7 +138,8 @@ class Answers:
             raise item
         if item.finish is FinishReason.ERROR:
             self._open.discard(index)
-            raise ApiError(500, item.error or "the engine ended this answer with an error", code="engine_error")
+            message = item.error or "the engine ended this answer with an error"
+            raise ApiError(item.error_status, message, code="engine_error" if item.error_status == 500 else None)
         if item.finish is FinishReason.ABORT:
             self._open.discard(index)
             raise ApiError(503, item.error or "the engine ended this answer: the server is shutting down")

@@ -35,6 +35,11 @@ class Context:
         self.gate = Gate()
         self._is_stopped = False
 
+    @property
+    def max_tokens(self) -> int:
+        """Of prompt and answer together: what clients size their prompts by."""
+        return self.limits.max_tokens(0)
+
     async def stop(self) -> None:
         """Stop the engine, once; what still runs ends with ABORT."""
         if not self._is_stopped:

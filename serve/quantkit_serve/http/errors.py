@@ -61,6 +61,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         (429, "the queue is full"),
         (500, "the engine ended the answer with an error"),
         (503, "the engine is dead, or the server is shutting down"),
+        (504, "the answer took longer than it may"),
     )
 }
 

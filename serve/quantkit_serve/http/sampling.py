@@ -109,7 +109,7 @@ class Room:
     @property
     def _context(self) -> int:
         """Tokens of prompt and answer."""
-        return min(self._limits.max_model_len, self._limits.max_stored + 1)
+        return self._limits.max_tokens(0)
 
     def _error(self, what: str, *, param: str | None = None) -> ApiError:
         text = f"This model's maximum context length is {self._limits.max_model_len} tokens"

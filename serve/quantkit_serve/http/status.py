@@ -55,7 +55,7 @@ def model(context: Context, name: str) -> Model:
         "owned_by": "quantkit",
         "root": context.service.facts.name,
         "parent": None,
-        "max_model_len": context.limits.max_model_len,
+        "max_model_len": context.max_tokens,
     }
 
 
@@ -83,7 +83,7 @@ def version(context: Context) -> Version:
     return {
         "version": quantkit.__version__,
         "model": facts.name,
-        "max_model_len": context.limits.max_model_len,
+        "max_model_len": context.max_tokens,
         "kv_format_id": facts.kv_format_id,
         "memory": dict(facts.memory),
         "config": asdict(context.service.config),

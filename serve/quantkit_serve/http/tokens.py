@@ -40,7 +40,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> JSONResponse:
     return JSONResponse(
         {
             "count": len(tokens),
-            "max_model_len": context.limits.max_model_len,
+            "max_model_len": context.max_tokens,
             "tokens": tokens,
             "token_strs": strings,
         }

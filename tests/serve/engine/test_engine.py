@@ -192,6 +192,7 @@ def test_deadlines_end_waiting_and_running_requests() -> None:
         assert answers.last[name].finish is FinishReason.ERROR and "deadline of 2.0 s" in (
             answers.last[name].error or ""
         )
+        assert answers.last[name].error_status == 504
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])

@@ -212,3 +212,13 @@ def test_in_the_loop_a_refusal_comes_before_the_first_output() -> None:
         await service.stop()
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_grammar_that_gives_up_is_the_askers_fault() -> None:
+    """It compiles, and is too large once it is followed; only its own request ends."""
+    core = engine()
+    core.add(constrained("large", Grammar("regex", "(a{1000}){1000}")))
+    core.add(constrained("other", Grammar("regex", "[ab]{5}")))
+    answers = drain(core)
+    assert answers.last["large"].finish is FinishReason.ERROR and answers.last["large"].error_status == 400
+    assert answers.last["other"].finish is FinishReason.STOP

@@ -179,6 +179,15 @@ def test_penalties_are_those_of_openai_and_transformers() -> None:
                 assert found == [token if margin > 0 else best]
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e-30])
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1.0])
+def test_a_tiny_repetition_penalty_makes_no_infinity(penalty: float, temperature: float) -> None:
+    logits = np.array([[1.0, 3.0, 2.0, 0.0, -1.0]], np.float32)
+    params = SamplingParams(1, temperature=temperature, repetition_penalty=penalty, logit_bias={2: 100.0})
+    for seed in range(20):
+        assert sample(logits, [Draw(params, seed, 0, prompt=(2, 3, 4))]) == [2]
+
+
 def test_forbidden_and_allowed_tokens() -> None:
     logits = random_logits(7)
     order = np.argsort(-logits[0]).tolist()

@@ -41,7 +41,7 @@ class FakeService:
         live: ids of those that have not ended.
         aborted: ids of those that were.
         refusal: raised by ``submit``.
-        error: ends every answer after its first token.
+        error, error_status: end every answer after its first token.
         pause: answers wait for it before the token at ``pause_at``.
         endless: it goes on to max_tokens, slowly.
     """
@@ -63,6 +63,7 @@ class FakeService:
         self.aborted: set[str] = set()
         self.refusal: Refused | None = None
         self.error: str | None = None
+        self.error_status = 500
         self.pause: asyncio.Event | None = None
         self.pause_at = 0
         self.endless = False
@@ -116,7 +117,7 @@ class FakeService:
                 yield Output(name, finish=FinishReason.ABORT)
                 return
             if self.error is not None and at == 1:
-                yield Output(name, finish=FinishReason.ERROR, error=self.error)
+                yield Output(name, finish=FinishReason.ERROR, error=self.error, error_status=self.error_status)
                 return
             is_last = at + 1 == len(said)
             whole = self.tokenizer.raw.decode(said[: at + 1], skip_special_tokens=True)

@@ -217,6 +217,13 @@ def test_an_error_of_the_engine_is_a_status_or_an_event(client: Client, service:
     assert service.live == set()
 
 
+@pytest.mark.parametrize(("status", "code"), [(400, None), (504, "timeout")])
+def test_whose_fault_an_error_is(client: Client, service: FakeService, status: int, code: str | None) -> None:
+    service.error, service.error_status = "the grammar can't go on", status
+    got = client.post(PATH, {"messages": MESSAGES})
+    assert got.status_code == status and got.json()["error"]["code"] == code
+
+
 def test_one_failing_choice_ends_the_others(client: Client, service: FakeService) -> None:
     service.error = "no"
     assert client.post(PATH, {"messages": MESSAGES, "n": 4}).status_code == 500
@@ -293,6 +300,7 @@ def test_the_pages_limit_too(client: Client, service: FakeService, refused: Call
     assert Client(app).post("/v1/completions", {"prompt": prompt, "max_tokens": 10}).status_code == 200
     got = Client(app).post("/v1/completions", {"prompt": prompt, "max_tokens": 11})
     assert got.status_code == 400 and "KV cache of this server holds 12" in got.json()["error"]["message"]
+    assert Client(app).get("/v1/models").json()["data"][0]["max_model_len"] == 13
 
 
 def test_tools_go_through_the_template(service: FakeService) -> None:
