@@ -14,6 +14,7 @@ LAYERS = (  # top first; a module belongs to the longest prefix that fits
     ("quantkit.cli",),
     ("quantkit_serve.start",),
     ("quantkit_serve.http",),
+    ("quantkit_serve.split",),
     ("quantkit_serve.engine",),
     ("quantkit_serve.model", "quantkit_serve.paging"),
     ("quantkit_evals", "quantkit_serve", "quantkit_serve.load"),

@@ -20,35 +20,9 @@ from quantkit_serve.engine.engine import Engine
 from quantkit_serve.engine.vocabulary import Vocabulary
 from quantkit_serve.phase import Phase
 from quantkit_serve.request import Output, Request, SamplingParams
+from tests.serve.engine.hashes import EOS, MASK, PAGE_BYTES, VOCAB, compute, logits_of, mix, stored
 
-VOCAB = 61
-EOS = 3
-PAGE_BYTES = 1000
-MASK = (1 << 64) - 1
 WORDS = Vocabulary(tuple(f"<{i}>".encode() if i != EOS else b"" for i in range(VOCAB)))
-
-
-def mix(*values: int) -> int:
-    """A 64-bit hash (splitmix64's finalizer, chained)."""
-    state = 0x9E3779B97F4A7C15
-    for value in values:
-        state = (state ^ (value & MASK)) * 0xBF58476D1CE4E5B9 & MASK
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & MASK
-        state ^= state >> 31
-    return state
-
-
-def stored(token: int, position: int, phase: Phase, history: int) -> int:
-    return mix(token, position, phase is Phase.PREFILL, history)
-
-
-def fold(values: Sequence[int]) -> int:
-    """Of a history: depends on each value and its place."""
-    return sum(mix(value, place) for place, value in enumerate(values)) & MASK
-
-
-def logits_of(history: int, vocab: int = VOCAB) -> NDArray[np.float32]:
-    return np.random.Generator(np.random.Philox(key=history)).standard_normal(vocab, np.float32) * 3
 
 
 class FakeRunner:
@@ -79,26 +53,7 @@ class FakeRunner:
     def run(self, batch: Batch) -> torch.Tensor:
         self.batches.append(batch)
         self.before(batch)
-        wanted = set(batch.logit_rows.tolist())
-        logits = []
-        for row, (start, end) in enumerate(zip(batch.cu_tokens[:-1], batch.cu_tokens[1:], strict=True)):
-            table = batch.block_table[row].tolist()
-            length = int(batch.lengths[row])
-            places = [(table[p // self.page_size], p % self.page_size) for p in range(length)]
-            first = int(batch.positions[start])
-            sums = fold([int(self.pages[place]) for place in places[:first]])
-            for i in range(start, end):
-                position = int(batch.positions[i])
-                value = stored(int(batch.token_ids[i]), position, batch.phase, sums)
-                self.pages[places[position]] = value
-                sums = (sums + mix(value, position)) & MASK
-                if i in wanted:
-                    logits.append(logits_of(sums, self.facts.vocab_size))
-                    if int(batch.token_ids[i]) in self.broken:
-                        logits[-1][5] = np.nan
-            assert length == position + 1
-        assert len(logits) == len(batch.logit_rows)
-        return torch.from_numpy(np.array(logits, np.float32).reshape(-1, self.facts.vocab_size))
+        return torch.from_numpy(compute(self.pages, batch, self.broken, self.facts.vocab_size))
 
 
 def alone(request: Request, choose: Callable[[NDArray[np.float32], int], int] | None = None) -> list[int]:
