@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from quantkit.errors import SourceError, UnsupportedError
+from quantkit_kernels.forward.rows import rotate
+from quantkit_kernels.forward.twin import rows as reference
 
 TYPES = ("default", "linear", "yarn")
 _BLOCK = 256  # positions
@@ -72,24 +74,21 @@ class Rope:
 
 def rotate_halves(x: Tensor, angles: Angles) -> Tensor:
     """``[T, ..., d]`` with its first D columns rotated, column i with i + D/2; the others pass."""
-    half = angles.cos.shape[-1]
-    rotary = x[..., : 2 * half].float()
-    return _rotated(x, rotary[..., :half], rotary[..., half:], angles)
+    return _rotated(x, angles, is_interleaved=False)
 
 
 def rotate_pairs(x: Tensor, angles: Angles) -> Tensor:
     """``[T, ..., d]`` with its first D columns rotated, 2i with 2i + 1, and left half-split; the others pass."""
-    rotary = x[..., : 2 * angles.cos.shape[-1]].float()
-    return _rotated(x, rotary[..., 0::2], rotary[..., 1::2], angles)
+    return _rotated(x, angles, is_interleaved=True)
 
 
-def _rotated(x: Tensor, first: Tensor, second: Tensor, angles: Angles) -> Tensor:
-    shape = (len(x),) + (1,) * (x.dim() - 2) + (first.shape[-1],)
-    cos, sin = angles.cos.view(shape), angles.sin.view(shape)
-    parts = [first * cos - second * sin, second * cos + first * sin]
-    rotated = torch.cat(parts, dim=-1).to(x.dtype)
-    passing = x[..., rotated.shape[-1] :]
-    return torch.cat([rotated, passing], dim=-1) if passing.shape[-1] else rotated
+def _rotated(x: Tensor, angles: Angles, *, is_interleaved: bool) -> Tensor:
+    by_head = x if x.dim() == 3 else x.reshape(len(x), -1, x.shape[-1])
+    if x.dtype is torch.bfloat16:
+        return rotate(by_head, angles.cos, angles.sin, is_interleaved=is_interleaved).view(x.shape)
+    out = torch.empty_like(by_head, memory_format=torch.contiguous_format)
+    reference.rotate(by_head, angles.cos, angles.sin, is_interleaved, out)
+    return out.view(x.shape)
 
 
 def rope_of(text: Mapping[str, Any], head_dim: int, *, partial: float = 1.0) -> Rope:
