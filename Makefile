@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.quantkit-installed
 TEST_ENV := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kernels sanitize lint types packaging check bench bench-kernels gpu-check golden docs wheel clean
+.PHONY: help setup demo test test-kernels sanitize lint types packaging check bench bench-kernels bench-serve gpu-check golden docs wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ bench: setup ## all measurements, written to out/bench as JSON (takes several mi
 
 bench-kernels: setup ## the figures of the kernels: out/bench/kernels.json and .md (nothing else should run)
 	$(BIN)/python bench/kernels/run.py --json out/bench/kernels.json
+
+bench-serve: setup ## the figures of the server: out/bench/serve.json and .md (an hour; nothing else should run)
+	$(BIN)/python bench/serve/run.py --json out/bench/serve.json
 
 gpu-check: setup ## on a machine with a GPU: Triton kernels, correctness and roofline, to out/gpu-check.json
 	$(BIN)/python -m tools.gpu_check

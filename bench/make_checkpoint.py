@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -155,18 +155,25 @@ def write(
         "mlp_layer_types": ["dense"] * dense_layers + ["sparse"] * moe_layers,
     }
     (out / "config.json").write_text(json.dumps(config, indent=1))
+    return write_files(out, tensors(dense_layers, moe_layers, experts, vocab), Values(seed).of, shard_bytes)
+
+
+def write_files(
+    out: Path, tensors: Iterable[OutputTensor], content: Callable[[OutputTensor], bytes], shard_bytes: int
+) -> int:
+    """Write the safetensors files and their index; the bytes of the tensors."""
     shards: list[list[OutputTensor]] = [[]]
-    for tensor in tensors(dense_layers, moe_layers, experts, vocab):
+    for tensor in tensors:
         if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > shard_bytes:
             shards.append([])
         shards[-1].append(tensor)
-    values, weight_map, total = Values(seed), {}, 0
+    weight_map, total = {}, 0
     for k, shard in enumerate(shards, 1):
         name = f"model-{k:05d}-of-{len(shards):05d}.safetensors"
         with open(out / name, "wb") as f:
             f.write(render_header(shard))
             for tensor in shard:
-                f.write(values.of(tensor))
+                f.write(content(tensor))
                 weight_map[tensor.name] = name
                 total += tensor.nbytes
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}

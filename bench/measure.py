@@ -55,6 +55,16 @@ def write_rows(rows: list[Row], path: str | None) -> None:
         Path(path).write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
 
 
+def markdown(title: str, rows: list[Row]) -> str:
+    """The rows as a table with a heading."""
+    lines = [f"## {title}", "", "| what | figure | beside | target | |", "|---|---|---|---|---|"]
+    for row in rows:
+        peer = f"{row.peer}: {row.peer_value:,.4g}" if row.peer and row.peer_value is not None else ""
+        verdict = {True: "holds", False: "**missed**", None: ""}[row.holds]
+        lines.append(f"| {row.name} | {row.value:,.4g} {row.unit} | {peer} | {row.target or ''} | {verdict} |")
+    return "\n".join([*lines, ""])
+
+
 def _pss_bytes(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/smaps_rollup") as f:

@@ -2,8 +2,8 @@
 
     python bench/run_all.py --out DIR
 
-Each script writes DIR/<name>.json (kernels/run: DIR/kernels.json and a table); the exit code is 1 if a script
-failed or a stated target was missed.
+Each script writes DIR/<name>.json (kernels/run and serve/run: DIR/kernels.json and DIR/serve.json with a table
+each); the exit code is 1 if a script failed or a stated target was missed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 SCRIPTS = (
     "bench_plan", "bench_convert", "bench_quality", "bench_engines", "bench_few_tokens", "bench_gptq",
-    "bench_calibrated", "kernels/run",
+    "bench_calibrated", "kernels/run", "serve/run",
 )  # fmt: skip
 HERE = Path(__file__).resolve().parent
 

@@ -17,19 +17,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from measure import Row, write_rows  # noqa: E402 - found through the line above
+from measure import Row, markdown, write_rows  # noqa: E402 - found through the line above
 
 AREAS = sorted((path.stem for path in HERE.glob("*.py") if path.stem != "run"), key=lambda a: (a != "limits", a))
-
-
-def markdown(title: str, rows: list[Row]) -> str:
-    """The rows of one area as a table."""
-    lines = [f"## {title}", "", "| what | figure | beside | target | |", "|---|---|---|---|---|"]
-    for row in rows:
-        peer = f"{row.peer}: {row.peer_value:,.4g}" if row.peer and row.peer_value is not None else ""
-        verdict = {True: "holds", False: "**missed**", None: ""}[row.holds]
-        lines.append(f"| {row.name} | {row.value:,.4g} {row.unit} | {peer} | {row.target or ''} | {verdict} |")
-    return "\n".join([*lines, ""])
 
 
 def main() -> None:

@@ -1,0 +1,142 @@
+"""Figure 3: what the tag check costs: on, off, and a build without the call.
+
+    python bench/serve/tags.py [--size mid|small] [--models DIR] [--json FILE.json]
+
+Three engines over the same weights answer the same requests in step: each step of the load is taken by one after
+the other, A B C, then C B A, so that whatever the machine does meanwhile hits all of them. A run is one load;
+throughput is its tokens over the sum of its steps, latency the 95th percentile of its decode steps, which is what
+lies between two tokens. The confidence intervals are of the mean over runs of the relative difference (95 %,
+Student's t). The cost holds if the upper end is below the target, and can't be told from nothing if the interval
+holds zero.
+
+tiny-glm is used in both sizes: its steps are the shortest, so the check weighs most.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import model
+import numpy as np
+from harness import open_engine, same_load
+from options import Options, script
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from measure import Row
+from quantkit_serve.engine.batching import build
+from quantkit_serve.engine.engine import Engine, Flight
+from quantkit_serve.phase import Phase
+from quantkit_serve.request import Output
+
+REQUESTS, INPUT_LEN, OUTPUT_LEN = 16, 96, 96
+RUNS = 60
+TARGET = 0.01
+
+
+class Unchecked(Engine):
+    """An engine in whose code there is no check."""
+
+    def _launch(self, outputs: list[Output], lane: Phase | None) -> Flight | None:
+        plan = self.scheduler.schedule(lane)
+        if plan is None:
+            return None
+        runs = plan.runs
+        table = self.tables.fill([run.sequence.table for run in runs], [run.sequence.expected for run in runs])
+        batch, rows = build(plan, table)
+        return Flight(plan, batch, rows, self.pool.launch(table))
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of the steps of one run.
+
+    Attributes:
+        total: of all.
+        p95: of decode steps.
+    """
+
+    total: float
+    p95: float
+
+
+def run_in_step(engines: dict[str, Engine], seed: int) -> dict[str, Times]:
+    """One load through all engines, a step of each in turn.
+
+    Raises:
+        RuntimeError: they didn't do the same work.
+    """
+    requests = same_load(REQUESTS, INPUT_LEN, OUTPUT_LEN, seed=seed)
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for engine in engines.values():
+        for request in requests:
+            engine.add(request)
+    names, step = list(engines), 0
+    while any(engine.has_work for engine in engines.values()):
+        for name in names if (step + seed) % 2 == 0 else reversed(names):
+            start = time.perf_counter()
+            engines[name].step()
+            seconds[name].append(time.perf_counter() - start)
+        step += 1
+    phases = {
+        name: [kind for _, _, kind, *_ in engine.figures().steps][-step:] for name, engine in engines.items()
+    }
+    if any(kinds != phases[names[0]] for kinds in phases.values()):
+        raise RuntimeError("the engines took different steps")
+    is_decode = np.array([kind == "decode" for kind in phases[names[0]]])
+    return {
+        name: Times(sum(times), float(np.percentile(np.array(times)[is_decode], 95)))
+        for name, times in seconds.items()
+    }
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Mean, and both ends of its 95 % confidence interval."""
+    from scipy import stats
+
+    values = np.array(differences)
+    mean, error = float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+    reach = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    return mean, mean - reach, mean + reach
+
+
+def difference_rows(label: str, differences: Sequence[float], *, is_nothing: bool = False) -> list[Row]:
+    """In percent; ``is_nothing``: the interval should hold zero."""
+    mean, low, high = (100 * value for value in interval(differences))
+    target, holds = ("interval holds 0", low <= 0 <= high) if is_nothing else ("< 1 %", high < 100 * TARGET)
+    return [
+        Row(label, mean, "%"),
+        Row("  95 % confidence, from", low, "%"),
+        Row("  to", high, "%", None, None, target, holds),
+    ]
+
+
+def rows(options: Options) -> list[Row]:
+    artifact = model.artifact("tiny-glm", options)
+    engines = {
+        "on": open_engine(artifact),
+        "off": open_engine(artifact, has_tags=False),
+        "without": open_engine(artifact, has_tags=False, engine_type=Unchecked),
+    }
+    run_in_step(engines, 0)
+    runs = [run_in_step(engines, seed) for seed in range(1, 1 + (3 if options.is_small else RUNS))]
+
+    def relative(one: str, other: str, what: str) -> list[float]:
+        return [getattr(run[one], what) / getattr(run[other], what) - 1 for run in runs]
+
+    on, off = (REQUESTS * OUTPUT_LEN / min(run[name].total for run in runs) for name in ("on", "off"))
+    title = f"tiny-glm, {REQUESTS} requests at once, {len(runs)} runs: tags on"
+    rows = [Row(title, on, "tok/s", "off", off)]
+    rows += difference_rows("tags on: more time for the same tokens than off", relative("on", "off", "total"))
+    rows += difference_rows("tags on: p95 between tokens above off's", relative("on", "off", "p95"))
+    for label, what in (("more time for the same tokens", "total"), ("p95 between tokens above", "p95")):
+        found = relative("off", "without", what)
+        rows += difference_rows(f"tags off against no check in the code: {label}", found, is_nothing=True)
+    return rows
+
+
+if __name__ == "__main__":
+    script(rows, __doc__)
