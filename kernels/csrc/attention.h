@@ -7,8 +7,6 @@
 
 #include "cache.h"
 
-enum { QK_NO_MEMORY = 4 };  // beside the statuses of quantkit_kernels.h
-
 struct QkRows {  // bf16 [tokens, heads, columns]; null where there is none
     const uint16_t* data;
     int64_t token_stride, head_stride;

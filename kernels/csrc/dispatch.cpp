@@ -2,7 +2,10 @@
 //
 // The caller names it on every call (quantkit_kernels/native.py decides once), so the library has no state and a
 // test can run every level in one process.
+#include "attention.h"
+#include "cache.h"
 #include "environment.h"
+#include "matmul.h"
 #include "quantkit_kernels.h"
 
 namespace {
@@ -31,6 +34,18 @@ const QkOps* ops_of(int isa) {
     }
 }
 
+// Whether this build holds every operation for an instruction set: a compiler that doesn't know one of its flags leaves
+// out some sources only (setup.py).
+bool is_built(int isa) {
+    switch (isa) {
+        case QK_PORTABLE: return true;
+        case QK_AVX2: return qk_ops_avx2() && qk_cache_avx2() && qk_matmul_avx2() && qk_attention_avx2();
+        case QK_AVX512: return qk_ops_avx512() && qk_cache_avx512() && qk_matmul_avx512() && qk_attention_avx512();
+        case QK_AVX512_BF16: return is_built(QK_AVX512) && qk_matmul_avx512_bf16() && qk_attention_avx512_bf16();
+        default: return false;
+    }
+}
+
 template <class Call>
 int with(int isa, const Call& call) {
     const QkOps* ops = ops_of(isa);
@@ -41,11 +56,11 @@ int with(int isa, const Call& call) {
 
 }  // namespace
 
-// Raised whenever a signature or struct of quantkit_kernels.h changes.
+// Raised whenever a signature or struct of any of the headers with a C ABI changes.
 QK_EXPORT int qk_abi_version() { return 4; }
 
 // 1: built in and supported here. 0: not supported by this processor. -1: not in this build.
-QK_EXPORT int qk_isa_state(int isa) { return !ops_of(isa) ? -1 : processor_has(isa); }
+QK_EXPORT int qk_isa_state(int isa) { return !is_built(isa) ? -1 : processor_has(isa); }
 
 QK_EXPORT int qk_fp8_to_float32(int isa, const QkFp8* w, float* out, int64_t* where) {
     return with(isa, [&](const QkOps& ops) { return ops.fp8_to_float32(w, out, where); });

@@ -9,7 +9,7 @@
 
 #include "quantkit_kernels.h"
 
-enum { QK_NO_MEMORY = 4, QK_BAD_ID = 5 };
+enum { QK_BAD_ID = 5 };  // beside the statuses of quantkit_kernels.h
 
 // How weights are stored: group INT4 (scales bf16 [rows, columns / block_columns], block_rows 1), or e4m3 (scales
 // float32 [ceil(rows / block_rows), ceil(columns / block_columns)]).

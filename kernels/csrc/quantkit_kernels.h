@@ -14,7 +14,7 @@
 #define QK_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-enum { QK_OK = 0, QK_NAN_CODE = 1, QK_NON_FINITE = 2, QK_BAD_ARGUMENT = 3 };
+enum { QK_OK = 0, QK_NAN_CODE = 1, QK_NON_FINITE = 2, QK_BAD_ARGUMENT = 3, QK_NO_MEMORY = 4 };
 // AVX2 includes FMA; AVX512_BF16 also means VNNI and VBMI (Zen 4, Sapphire Rapids and newer).
 enum { QK_PORTABLE = 0, QK_AVX2 = 1, QK_AVX512 = 2, QK_AVX512_BF16 = 3, QK_NUM_ISA = 4 };
 

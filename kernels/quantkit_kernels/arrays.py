@@ -7,21 +7,45 @@ backend. Anything else that does not fit is a ``TypeError`` (dtype) or ``ValueEr
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .types import F32, GROUP_SIZES, I32, I64, U8, U16
 
+LARGEST = 2**62  # of an integer that native code computes with in 64 bits
+
+
+def integer(name: str, value: SupportsIndex, least: int) -> int:
+    """``value`` as an int in [least, 2^62]."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, got bool")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+    if not least <= number <= LARGEST:
+        raise ValueError(f"{name} must be at least {least} and at most 2^62, got {number}")
+    return number
+
+
+def plain(name: str, array: NDArray[Any], *dtypes: Any) -> NDArray[Any]:
+    """``array``, if it is one of ``dtypes`` in any byte order and has no mask, which would be ignored."""
+    accepted = " or ".join(np.dtype(d).name for d in dtypes)
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array of {accepted}, got {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be a plain array, got a masked one")
+    if array.dtype.newbyteorder("=") not in dtypes:
+        raise TypeError(f"{name} must be a numpy array of {accepted}, got {array.dtype.name}")
+    return np.asarray(array)
+
 
 def matrix(name: str, array: NDArray[Any], *dtypes: Any) -> NDArray[Any]:
     """``array`` as a 2-D array of one of ``dtypes`` with contiguous rows (copied if it is not laid out so)."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be a numpy array, got {type(array).__name__}")
-    if array.dtype not in dtypes:
-        accepted = " or ".join(np.dtype(d).name for d in dtypes)
-        raise TypeError(f"{name} must be {accepted}, got {array.dtype.name}")
+    array = plain(name, array, *dtypes)
     if array.ndim != 2:
         raise ValueError(f"{name} must have two dimensions, got shape {list(array.shape)}")
     row, column = array.strides
@@ -33,15 +57,14 @@ def matrix(name: str, array: NDArray[Any], *dtypes: Any) -> NDArray[Any]:
 
 def flat(name: str, array: NDArray[Any], dtype: Any) -> NDArray[Any]:
     """``array`` of any shape as a contiguous, aligned array of ``dtype``."""
-    if not isinstance(array, np.ndarray) or array.dtype != dtype:
-        got = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
-        raise TypeError(f"{name} must be a numpy array of {np.dtype(dtype).name}, got {got}")
+    array = plain(name, array, dtype)
     return np.require(array, dtype=np.dtype(dtype), requirements=["C", "A"])
 
 
 def float_matrix(name: str, array: NDArray[Any]) -> F32 | U16:
     """A plain weight: float32, or bf16 bits as uint16; float16 is widened (exactly) to float32."""
-    if isinstance(array, np.ndarray) and array.dtype == np.float16:
+    array = plain(name, array, np.float32, np.uint16, np.float16)
+    if array.dtype.newbyteorder("=") == np.float16:
         array = array.astype(np.float32)
     return matrix(name, array, np.float32, np.uint16)
 
@@ -56,13 +79,13 @@ def importance(array: F32, columns: int) -> F32:
     return array
 
 
-def counts(array: I64 | None) -> I64 | None:
+def counts(array: I64 | None, *inputs: NDArray[Any]) -> I64 | None:
     """Where a histogram of the sixteen codes is added up; written in place, so nothing is copied."""
     if array is None:
         return None
-    if not isinstance(array, np.ndarray) or array.dtype != np.int64:
-        got = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
-        raise TypeError(f"counts must be a numpy array of int64, got {got}")
+    plain("counts", array, np.int64)
+    if any(np.may_share_memory(array, other) for other in inputs):
+        raise ValueError("counts shares memory with what is converted")
     if array.shape != (16,):
         raise ValueError(f"counts must be of shape [16], got {list(array.shape)}")
     if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable and array.dtype.isnative):
@@ -71,13 +94,15 @@ def counts(array: I64 | None) -> I64 | None:
 
 
 def check_block(block: tuple[int, int]) -> tuple[int, int]:
-    rows, columns = int(block[0]), int(block[1])
-    if rows < 1 or columns < 1:
-        raise ValueError(f"block must be two positive numbers (rows, columns), got {tuple(block)}")
-    return rows, columns
+    try:
+        rows, columns = block
+    except (TypeError, ValueError):
+        raise TypeError(f"block must be two integers (rows, columns), got {block!r}") from None
+    return integer("block", rows, 1), integer("block", columns, 1)
 
 
 def check_group(columns: int, group_size: int) -> None:
+    integer("group_size", group_size, 1)
     if group_size not in GROUP_SIZES:
         raise ValueError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, got {group_size}")
     if columns % group_size:
@@ -93,9 +118,7 @@ def fp8_weight(
     codes = matrix("codes", codes, np.uint8)
     scales = matrix("scales", scales, np.float32)
     rows, columns = check_block(block)
-    start = row_offset or 0
-    if start < 0:
-        raise ValueError(f"row_offset must not be negative, got {row_offset}")
+    start = 0 if row_offset is None else integer("row_offset", row_offset, 0)
     need = (-(-(start + codes.shape[0]) // rows), -(-codes.shape[1] // columns))
     enough_rows = scales.shape[0] == need[0] if row_offset is None else scales.shape[0] >= need[0]
     if not enough_rows or scales.shape[1] != need[1]:
@@ -111,7 +134,8 @@ def int4_weight(packed: I32, scale: U16, columns: int, group_size: int | None) -
     """Checked packed words, scale bits and group size of an INT4 weight; any number of columns."""
     packed = matrix("packed", packed, np.int32)
     scale = matrix("scale", scale, np.uint16)
-    if columns < 0 or packed.shape[1] != -(-columns // 8):
+    columns = integer("columns", columns, 0)
+    if packed.shape[1] != -(-columns // 8):
         raise ValueError(f"{columns} columns need {-(-columns // 8)} words in a row, packed has {packed.shape[1]}")
     if packed.shape[0] != scale.shape[0]:
         raise ValueError(f"packed has {packed.shape[0]} rows, scale has {scale.shape[0]}")
@@ -120,6 +144,7 @@ def int4_weight(packed: I32, scale: U16, columns: int, group_size: int | None) -
         if columns and (groups == 0 or columns % groups):
             raise ValueError(f"{columns} columns do not divide into {groups} groups; pass group_size")
         group_size = columns // groups if groups and columns else 1
-    if group_size < 1 or groups != -(-columns // group_size):
+    group_size = integer("group_size", group_size, 1)
+    if groups != -(-columns // group_size):
         raise ValueError(f"scale has {groups} groups in a row, {columns} columns in groups of {group_size} do not")
     return packed, scale, group_size

@@ -96,5 +96,7 @@ def _native() -> ctypes.CDLL | None:
 
 def _span(data: Buffer) -> tuple[int | None, int]:
     """Address and bytes; the caller holds ``data`` during the call."""
-    view = np.frombuffer(data, np.uint8) if len(data) else None
-    return (None, 0) if view is None else (int(view.ctypes.data), view.nbytes)
+    if not memoryview(data).nbytes:
+        return None, 0
+    view = np.frombuffer(data, np.uint8)
+    return int(view.ctypes.data), view.nbytes

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
+import threading
 from collections.abc import Mapping, Sequence
 from ctypes import c_int
 from functools import cache
@@ -22,7 +24,9 @@ from typing import Any
 ENV_ISA = "QUANTKIT_CPU_ISA"
 ISA_LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # the numbers of quantkit_kernels.h
 ABI_VERSION = 4
-LIBRARY_PATTERN = "libquantkit_kernels*"
+LIBRARY_NAME = "libquantkit_kernels.so"  # on every platform: setup.py names it
+_declared: set[str] = set()
+_declaring = threading.Lock()
 
 
 class NativeMissing(Exception):
@@ -53,6 +57,10 @@ class Library:
         handle, name = _open()
         states = {level: int(handle.qk_isa_state(number)) for number, level in enumerate(ISA_LEVELS)}
         available = tuple(level for level, state in states.items() if state == 1)
+        if not available:
+            raise NativeMissing(
+                f"{name} holds no level of instructions that this processor has; reinstall quantkit"
+            )
         forced = isa or os.environ.get(ENV_ISA) or available[-1]
         if forced not in ISA_LEVELS:
             raise ValueError(f"{ENV_ISA}={forced!r} is not a level; accepted: {', '.join(ISA_LEVELS)}")
@@ -64,13 +72,19 @@ class Library:
     def declare(self, signatures: Mapping[str, Sequence[Any]]) -> None:
         """Set the argument types of functions that return an int; the first argument is the level, left out here.
 
+        Once for each function: ctypes must not see them change while another thread calls it.
+
         Raises:
             NativeMissing: the library lacks one of them.
         """
+        if signatures.keys() <= _declared:
+            return
         try:
-            for name, arguments in signatures.items():
-                function = getattr(self.handle, name)
-                function.argtypes, function.restype = [c_int, *arguments], c_int
+            with _declaring:
+                for name in signatures.keys() - _declared:
+                    function = getattr(self.handle, name)
+                    function.argtypes, function.restype = [c_int, *signatures[name]], c_int
+                    _declared.add(name)
         except AttributeError as error:
             raise NativeMissing(f"{self.name} cannot be used ({error}); reinstall quantkit") from error
 
@@ -82,11 +96,12 @@ class Library:
 @cache
 def _open() -> tuple[ctypes.CDLL, str]:
     """The library, checked to be of our version."""
-    found = sorted(Path(__file__).parent.glob(LIBRARY_PATTERN))
-    if not found:
+    path = Path(__file__).with_name(LIBRARY_NAME)
+    if not path.exists():
         raise NativeMissing("the native library was not built (no C++ compiler when the package was installed?)")
-    path = found[0]
     try:
+        if _is_cut_off(path):
+            raise NativeMissing(f"{path.name} is incomplete; reinstall quantkit")
         handle = ctypes.CDLL(str(path))
         handle.qk_abi_version.argtypes, handle.qk_abi_version.restype = [], c_int
         version = handle.qk_abi_version()
@@ -96,3 +111,17 @@ def _open() -> tuple[ctypes.CDLL, str]:
     except (OSError, AttributeError) as error:
         raise NativeMissing(f"{path.name} cannot be loaded ({error})") from error
     return handle, path.name
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether an ELF file ends before what its header says: loading what is left of one kills the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+        size = file.seek(0, os.SEEK_END)
+    if (
+        len(header) < 64 or header[:6] != b"\x7fELF\x02\x01"
+    ):  # 64 bits, little endian; others are the loader's to judge
+        return False
+    (table,) = struct.unpack_from("<Q", header, 40)
+    entry_bytes, entries = struct.unpack_from("<HH", header, 58)
+    return bool(table + entry_bytes * entries > size)

@@ -2,11 +2,15 @@
 
 A second runtime would keep threads of its own that spin on the cores torch's threads need; runtime.h says how the
 library uses this one. Without a runtime the operations run in the calling thread.
+
+So they do in the child of a fork: GNU's runtime still counts on the threads of the parent there, which no longer
+exist, and would wait for them forever. Start processes that are to compute with threads afresh (``spawn``).
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from ctypes import c_void_p
 from functools import cache
@@ -24,7 +28,8 @@ def runtime_path() -> str | None:
     import torch  # noqa: F401 - brings its runtime along
 
     maps = Path("/proc/self/maps")
-    loaded = maps.read_text().split() if maps.exists() else []
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    loaded = [line.split(maxsplit=5)[-1] for line in lines]  # a path may hold spaces
     candidates = [path for path in (*loaded, *map(str, shipped_runtimes())) if _RUNTIME.search(path)]
     return next(iter(candidates), None)
 
@@ -55,4 +60,11 @@ def lend(library: Library) -> str | None:
     function = library.handle.qk_set_openmp
     function.argtypes, function.restype = [c_void_p, c_void_p], None
     function(parallel, number)
+    _take_back_in_children(library.handle)
     return path
+
+
+@cache
+def _take_back_in_children(handle: ctypes.CDLL) -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: handle.qk_set_openmp(None, None))

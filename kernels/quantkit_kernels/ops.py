@@ -73,7 +73,7 @@ def fp8_to_int4(
     """
     checked = arrays.fp8_weight(codes, scales, block, row_offset)
     arrays.check_group(checked[0].shape[1], group_size)
-    return active().fp8_to_int4(*checked, group_size, method_of(method), arrays.counts(counts))
+    return active().fp8_to_int4(*checked, group_size, method_of(method), arrays.counts(counts, *checked[:2]))
 
 
 def float_to_int4(
@@ -101,11 +101,11 @@ def float_to_int4(
     """
     weight = arrays.float_matrix("weight", weight)
     arrays.check_group(weight.shape[1], group_size)
+    row_offset = arrays.integer("row_offset", row_offset, 0)
     if importance is not None:
         importance = arrays.importance(importance, weight.shape[1])
-    return active().float_to_int4(
-        weight, row_offset, group_size, method_of(method), importance, arrays.counts(counts)
-    )
+    tally = arrays.counts(counts, weight, *(() if importance is None else (importance,)))
+    return active().float_to_int4(weight, row_offset, group_size, method_of(method), importance, tally)
 
 
 def int4_to_float32(packed: I32, scale: U16, columns: int, *, group_size: int | None = None) -> F32:
@@ -146,6 +146,7 @@ def float_to_fp8(weight: F32 | U16, block: tuple[int, int] = (128, 128), *, row_
         NonFiniteError: a weight is NaN or infinite. TypeError, ValueError: an argument does not fit.
     """
     weight = arrays.float_matrix("weight", weight)
+    row_offset = arrays.integer("row_offset", row_offset, 0)
     return active().float_to_fp8(weight, row_offset, arrays.check_block(block))
 
 

@@ -106,8 +106,8 @@ class TorchTwin:
         return out
 
     def float_to_fp8(self, weight: F32 | U16, row_offset: int, block: tuple[int, int]) -> tuple[U8, F32]:
-        bo, bi = block
         o, i = weight.shape
+        bo, bi = block[0], min(block[1], max(i, 1))
         codes = np.empty((o, i), np.uint8)
         scales = np.empty((-(-o // bo), -(-i // bi)), np.float32)
         for band, start in enumerate(range(0, o, bo)):

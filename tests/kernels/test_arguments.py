@@ -158,15 +158,19 @@ BAD_CALLS: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
         "row_offset 128",
         lambda: kernels.fp8_to_bf16(CODES, SCALES, BLOCK, row_offset=128),
     ),
-    "offset": (ValueError, "negative", lambda: kernels.fp8_to_bf16(CODES, SCALES, BLOCK, row_offset=-1)),
-    "block": (ValueError, "two positive", lambda: kernels.fp8_to_bf16(CODES, SCALES, (0, 128))),
-    "codes dtype": (TypeError, "codes must be uint8", lambda: kernels.fp8_to_bf16(SCALES, SCALES, BLOCK)),
+    "offset": (ValueError, "row_offset must be", lambda: kernels.fp8_to_bf16(CODES, SCALES, BLOCK, row_offset=-1)),
+    "block": (ValueError, "block must be at least 1", lambda: kernels.fp8_to_bf16(CODES, SCALES, (0, 128))),
+    "codes dtype": (
+        TypeError,
+        "codes must be a numpy array of uint8",
+        lambda: kernels.fp8_to_bf16(SCALES, SCALES, BLOCK),
+    ),
     "scale dtype": (
         TypeError,
-        "scales must be float32, got float64",
+        "scales must be a numpy array of float32, got float64",
         lambda: kernels.fp8_to_bf16(CODES, SCALES.astype(float), BLOCK),
     ),
-    "not an array": (TypeError, "numpy array, got list", lambda: kernels.float_to_fp8([[1.0]])),  # type: ignore[arg-type]
+    "not an array": (TypeError, "numpy array of .* got list", lambda: kernels.float_to_fp8([[1.0]])),  # type: ignore[arg-type]
     "dimensions": (ValueError, "two dimensions", lambda: kernels.float_to_fp8(np.zeros(4, np.float32))),
     "words": (
         ValueError,
@@ -210,3 +214,59 @@ def test_errors_can_be_copied() -> None:
 def test_importance_that_does_not_fit(importance: np.ndarray, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem):
         kernels.float_to_int4(np.ones((2, 64), np.float32), 32, importance=importance)
+
+
+def test_integers_are_neither_cut_nor_wrapped() -> None:
+    """In native code 2^64 is 0, by which it would divide."""
+    weight, packed = spread(1, (4, 64)), np.zeros((4, 8), np.int32)
+    scale = np.zeros((4, 1), np.uint16)
+    for block in ((2**64, 2**64), (2**63, 128), (0, 1), (1, -1)):
+        for call in (
+            lambda b: kernels.fp8_to_bf16(CODES, SCALES[:1, :1], b),
+            lambda b: kernels.float_to_fp8(weight, b),
+        ):
+            with pytest.raises(ValueError, match="block must be at least 1 and at most"):
+                call(block)
+    for wrong in ((128.5, 128), ("128", 128), (True, 128), 128, None, (128,), (1, 2, 3)):
+        with pytest.raises(TypeError, match="block must be"):
+            kernels.fp8_to_bf16(CODES, SCALES, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="row_offset must be"):
+        kernels.fp8_to_bf16(CODES, SCALES[:1], (2**60, 128), row_offset=2**64)
+    for bad in (1.5, "1", False):
+        with pytest.raises(TypeError, match="row_offset must be an integer"):
+            kernels.fp8_to_bf16(CODES, SCALES, BLOCK, row_offset=bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="row_offset must be an integer"):
+            kernels.float_to_int4(weight, 32, row_offset=bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="columns must be an integer"):
+            kernels.int4_to_bf16(packed, scale, bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="group_size must be an integer"):
+            kernels.int4_to_bf16(packed, scale, 64, group_size=bad)  # type: ignore[arg-type]
+    for group_size in (2**63, 2**64):
+        with pytest.raises(ValueError, match="group_size must be"):
+            kernels.int4_to_bf16(packed, scale, 64, group_size=group_size)
+    with pytest.raises(TypeError, match="group_size must be an integer"):
+        kernels.float_to_int4(weight, 32.0)  # type: ignore[arg-type]
+    assert kernels.float_to_fp8(weight, (2**62, 2**62))[1].shape == (1, 1)
+    assert kernels.int4_to_bf16(packed, scale, 64, group_size=2**62).shape == (4, 64)
+
+
+def test_other_byte_orders_are_copied() -> None:
+    weight = spread(1, (4, 64)).clip(-1e4, 1e4)
+    for swapped in (weight.astype(">f4"), weight.astype(">f2")):
+        plain = swapped.astype(swapped.dtype.newbyteorder("="))
+        assert kernels.float_to_fp8(swapped)[0].tobytes() == kernels.float_to_fp8(plain)[0].tobytes()
+    bits = np.arange(100, dtype=np.uint16)
+    assert kernels.bf16_to_float32(bits.astype(">u2")).tobytes() == kernels.bf16_to_float32(bits).tobytes()
+
+
+def test_masks_are_not_ignored() -> None:
+    hidden = np.ma.masked_array(spread(1, (4, 64)), mask=True)
+    for call in (lambda: kernels.float_to_int4(hidden, 32), lambda: kernels.float32_to_bf16(hidden)):
+        with pytest.raises(TypeError, match="must be a plain array, got a masked one"):
+            call()
+
+
+def test_counts_share_no_memory_with_the_weight() -> None:
+    room = np.zeros(1024, np.int64)
+    with pytest.raises(ValueError, match="counts shares memory"):
+        kernels.fp8_to_int4(room.view(np.uint8).reshape(32, 256), SCALES[:1], BLOCK, 32, counts=room[:16])

@@ -29,6 +29,7 @@ def store_gqa(pages: Tensor, layout: GqaLayout, slots: Tensor, key: Tensor, valu
         TypeError, ValueError: dtype, shape, device, a slot outside the pool or given twice, or a tensor that
             shares memory with ``pages``; the message names the argument. Nothing is written then.
     """
+    GqaLayout.expect(layout)
     layout.check(pages)
     _rows("key", key, pages, None, layout.num_kv_heads, layout.head_dim)
     _rows("value", value, pages, *key.shape)
@@ -42,6 +43,7 @@ def store_mla(pages: Tensor, layout: MlaLayout, slots: Tensor, latent: Tensor, r
 
     The rotary part stays bf16. Everything else as ``store_gqa``.
     """
+    MlaLayout.expect(layout)
     layout.check(pages)
     _rows("latent", latent, pages, None, LATENT)
     _rows("rope", rope, pages, latent.shape[0], ROPE)
@@ -52,6 +54,7 @@ def store_mla(pages: Tensor, layout: MlaLayout, slots: Tensor, latent: Tensor, r
 
 def store_index_keys(pages: Tensor, layout: IndexLayout, slots: Tensor, keys: Tensor) -> None:
     """Store T tokens' indexer keys, bfloat16 ``[T, 128]``; everything else as ``store_gqa``."""
+    IndexLayout.expect(layout)
     layout.check(pages)
     _rows("keys", keys, pages, None, INDEX_DIM)
     table.slots(slots, layout, pages, keys.shape[0])
@@ -74,6 +77,7 @@ def gather_gqa(pages: Tensor, layout: GqaLayout, block_table: Tensor, lengths: T
         TypeError, ValueError: dtype, shape, device, a length beyond P * S, a page outside the pool; the message
             names the argument.
     """
+    GqaLayout.expect(layout)
     longest = _longest(pages, layout, block_table, lengths)
     key, value = implementation("cache", pages).gather_gqa(pages, layout, block_table, lengths, longest)
     return key, value
@@ -81,6 +85,7 @@ def gather_gqa(pages: Tensor, layout: GqaLayout, block_table: Tensor, lengths: T
 
 def gather_mla(pages: Tensor, layout: MlaLayout, block_table: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Latents bfloat16 ``[R, L, 512]`` and rotary parts bfloat16 ``[R, L, 64]``; as ``gather_gqa``."""
+    MlaLayout.expect(layout)
     longest = _longest(pages, layout, block_table, lengths)
     latent, rope = implementation("cache", pages).gather_mla(pages, layout, block_table, lengths, longest)
     return latent, rope
@@ -88,6 +93,7 @@ def gather_mla(pages: Tensor, layout: MlaLayout, block_table: Tensor, lengths: T
 
 def gather_index_keys(pages: Tensor, layout: IndexLayout, block_table: Tensor, lengths: Tensor) -> Tensor:
     """Indexer keys bfloat16 ``[R, L, 128]``; as ``gather_gqa``."""
+    IndexLayout.expect(layout)
     longest = _longest(pages, layout, block_table, lengths)
     keys: Tensor = implementation("cache", pages).gather_index_keys(pages, layout, block_table, lengths, longest)
     return keys
@@ -97,16 +103,19 @@ def copy_pages(pages: Tensor, source: Tensor, target: Tensor) -> None:
     """Copy page ``source[i]`` onto page ``target[i]``, int64 ``[n]`` each, in a pool of any layout.
 
     Raises:
-        TypeError, ValueError: dtype, shape, device, a page outside the pool, a target given twice or that is a
-            source as well (the result would depend on the order); the message names the argument.
+        TypeError, ValueError: dtype, shape, device, memory shared with ``pages``, a page outside the pool, a
+            target given twice or that is a source as well (the result would depend on the order); the message
+            names the argument.
     """
     check.matrix("pages", pages, torch.uint8)
+    check.apart("pages", pages)
     check.tensor("source", source, torch.int64, dims=1)
     check.tensor("target", target, torch.int64)
     check.shape("target", target, source.shape[0])
     found = []
     for name, ids in (("source", source), ("target", target)):
         check.same_device(name, ids, pages)
+        check.disjoint("pages", pages, name, ids)
         found.append(table.values(ids))
         if ids.numel() and (found[-1].min() < 0 or found[-1].max() >= pages.shape[0]):
             raise ValueError(f"{name} must be pages in [0, {pages.shape[0]})")

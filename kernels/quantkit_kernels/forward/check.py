@@ -5,24 +5,76 @@ A backend may rely on what is checked here and is never handed anything else: a 
 
 from __future__ import annotations
 
+import math
+import operator
+from typing import SupportsFloat, SupportsIndex
+
 import torch
 from torch import Tensor
 
+LARGEST_INT = 2**31 - 1  # of a size that native code takes in 64 bits: products of two still fit
+
 
 def tensor(name: str, value: Tensor, *dtypes: torch.dtype, dims: int | None = None) -> Tensor:
-    """``value``, if it is a dense tensor of one of ``dtypes`` with ``dims`` dimensions."""
+    """``value``, if it is a dense tensor of one of ``dtypes`` with ``dims`` dimensions, plain numbers in memory.
+
+    Refused too: a lazy negation (native code would read the numbers behind it), a tensor without memory (meta, or
+    a storage that was released), and one that wants a gradient, which no operation here has.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if value.dtype not in dtypes:
         accepted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{name} must be {accepted}, got {str(value.dtype).removeprefix('torch.')}")
-    if value.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
+    if value.layout is not torch.strided or value.is_nested:
+        found = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise TypeError(f"{name} must be a dense tensor, got {found}")
     if dims is not None and value.dim() != dims:
         raise ValueError(f"{name} must have {dims} dimensions, got shape {list(value.shape)}")
-    if value.data_ptr() % value.dtype.itemsize:
-        raise ValueError(f"{name} is not aligned to its elements of {value.dtype.itemsize} bytes")
+    if value.is_neg():
+        raise ValueError(f"{name} is a lazy negation; pass {name}.resolve_neg()")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires grad, but there are no gradients here; use torch.no_grad() or detach()")
+    _in_memory(name, value)
     return value
+
+
+def _in_memory(name: str, value: Tensor) -> None:
+    if not (value.is_cpu or value.is_cuda):
+        raise ValueError(f"{name} is on {value.device}, expected on cpu or cuda")
+    address = value.data_ptr()
+    if not address and value.numel():
+        raise ValueError(f"{name} has no memory: its storage was released")
+    if address % value.dtype.itemsize:
+        raise ValueError(f"{name} is not aligned to its elements of {value.dtype.itemsize} bytes")
+
+
+def integer(name: str, value: SupportsIndex, least: int = 1) -> int:
+    """``value`` as an int of at least ``least`` that native code can compute with."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got bool")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+    if not least <= number <= LARGEST_INT:
+        raise ValueError(f"{name} must lie in [{least}, {LARGEST_INT}], got {number}")
+    return number
+
+
+def factor(name: str, value: SupportsFloat) -> float:
+    """``value`` as a float, if float32 can hold it."""
+    if isinstance(value, str) or not isinstance(value, SupportsFloat):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError, RuntimeError) as error:  # of a tensor, as torch has it
+        raise TypeError(f"{name} must be one number: {error}") from None
+    if not abs(number) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} must be a finite float32, got {value}")
+    return number
 
 
 def matrix(name: str, value: Tensor, *dtypes: torch.dtype) -> Tensor:
@@ -75,6 +127,12 @@ def disjoint(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     """``value``, which is written, shares no memory with ``other``."""
     if _overlap(value, other):
         raise ValueError(f"{name} shares memory with {other_name}")
+
+
+def apart(name: str, value: Tensor) -> None:
+    """The rows of a matrix, which are written, share no memory with one another."""
+    if value.shape[0] > 1 and value.stride(0) < value.shape[1]:
+        raise ValueError(f"{name} must have rows that do not overlap, got strides {list(value.stride())}")
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from quantkit_kernels.library import Library
 from quantkit_kernels.openmp import lend
-from quantkit_kernels.registry import ENV_BACKEND, backend
+from quantkit_kernels.registry import ENV_BACKEND, NAMES, backend
 
 
 def implementation(area: str, like: Tensor) -> ModuleType:
     """The module ``forward.<twin|cpu|triton>.<area>`` for tensors on the device of ``like``.
 
     Raises:
-        ValueError: the backend that is forced does not run on this device or is not there.
+        ValueError: the backend that is forced is unknown, does not run on this device or is not there.
     """
     name = backend_for(like)
     return _module("twin" if name == "torch" else name, area)
@@ -36,6 +36,8 @@ def backend_for(like: Tensor) -> str:
 @cache
 def _backend(device: str) -> str:
     forced = os.environ.get(ENV_BACKEND) or None
+    if forced is not None and forced not in NAMES:
+        raise ValueError(f"{ENV_BACKEND}={forced!r} is not a backend; accepted: {', '.join(NAMES)}")
     on_gpu = device == "cuda"
     if forced == "cpu" and on_gpu:
         raise ValueError(f"{ENV_BACKEND}=cpu, but the tensors are on {device}")

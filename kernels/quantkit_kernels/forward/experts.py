@@ -22,6 +22,8 @@ from . import check
 from .choice import implementation
 from .weights import Experts, Fp8Weight, Int4Weight
 
+MOST_CHOICES = 1 << 16  # K: far more than any model's; times a chunk of tokens it fits an int32
+
 
 def moe_int4(
     hidden: Tensor,
@@ -37,6 +39,7 @@ def moe_int4(
         hidden: bfloat16 ``[T, H]``, contiguous rows.
         topk_ids: int32 or int64 ``[T, K]``, experts in [0, E); -1 is skipped (an expert that lives elsewhere).
             Other numbers are refused in host memory and skipped on a GPU, where a check would wait for the device.
+            K is at most 65536.
         topk_weights: float32 ``[T, K]``.
         experts: E experts.
         out: bfloat16 ``[T, H]``, contiguous, to write to.
@@ -85,6 +88,8 @@ def _checked(
     check.same_device("hidden", hidden, experts.gate[0].scale)
     check.tensor("topk_ids", topk_ids, torch.int32, torch.int64, dims=2)
     check.shape("topk_ids", topk_ids, hidden.shape[0], None)
+    if topk_ids.shape[1] > MOST_CHOICES:
+        raise ValueError(f"topk_ids must have at most {MOST_CHOICES} columns, got {topk_ids.shape[1]}")
     check.same_device("topk_ids", topk_ids, hidden)
     check.tensor("topk_weights", topk_weights, torch.float32)
     check.shape("topk_weights", topk_weights, *topk_ids.shape)
@@ -107,7 +112,7 @@ def _run(
     experts: Experts[Int4Weight] | Experts[Fp8Weight],
     out: Tensor,
 ) -> Tensor:
-    if topk_ids.numel() == 0 or out.numel() == 0:
+    if not topk_ids.numel() or not out.numel() or not experts.intermediate_size:
         return out.zero_()
     function(hidden, topk_ids, topk_weights, experts, out)
     return out

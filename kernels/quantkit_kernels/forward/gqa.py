@@ -38,7 +38,7 @@ def gqa_decode(
         pages: uint8 ``[N, page_bytes]``; the query's own token is stored already.
         block_table: int32 ``[R, P]``, rows contiguous; entries beyond a request's length may be anything.
         lengths: int32 ``[R]``, tokens of each context, the query's own included.
-        scale: factor of the scores, usually D^-0.5.
+        scale: factor of the scores, usually D^-0.5; finite.
         out: where to write; must not overlap an input.
 
     Returns:
@@ -48,13 +48,14 @@ def gqa_decode(
         TypeError, ValueError: dtype, shape, device, alignment, overlap, a length beyond the table, a page outside
             the pool; the message names the argument.
     """
+    GqaLayout.expect(layout)
     table.context(block_table, lengths, layout, pages)
     _query(query, layout, pages, block_table.shape[0])
-    out = check.output("out", out, query, tuple(query.shape), ("query", query), ("pages", pages))
+    scale = check.factor("scale", scale)
+    inputs = (("query", query), ("pages", pages), ("block_table", block_table), ("lengths", lengths))
+    out = check.output("out", out, query, tuple(query.shape), *inputs)
     if query.numel():
-        implementation("gqa", query).gqa_decode(
-            query, pages, layout, block_table, lengths, scale=float(scale), out=out
-        )
+        implementation("gqa", query).gqa_decode(query, pages, layout, block_table, lengths, scale=scale, out=out)
     return out
 
 
@@ -89,7 +90,9 @@ def gqa_prefill(
     Raises:
         TypeError, ValueError: as ``gqa_decode``; a chunk longer than its context.
     """
+    GqaLayout.expect(layout)
     layout.check(pages)
+    scale = check.factor("scale", scale)
     tokens = query.shape[0] if isinstance(query, Tensor) and query.dim() else None
     _query(query, layout, pages, tokens)
     inputs = [("query", query), ("pages", pages)]
@@ -102,6 +105,7 @@ def gqa_prefill(
             check.same_device(name, fresh, query)
             inputs.append((name, fresh))
     table.prefill(block_table, cu_queries, lengths, layout, pages, query.shape[0], is_fresh=fresh_key is not None)
+    inputs += [("block_table", block_table), ("cu_queries", cu_queries), ("lengths", lengths)]
     out = check.output("out", out, query, tuple(query.shape), *inputs)
     if query.numel():
         implementation("gqa", query).gqa_prefill(
@@ -111,7 +115,7 @@ def gqa_prefill(
             block_table,
             cu_queries,
             lengths,
-            scale=float(scale),
+            scale=scale,
             fresh_key=fresh_key,
             fresh_value=fresh_value,
             out=out,

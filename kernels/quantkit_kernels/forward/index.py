@@ -44,6 +44,7 @@ def index_scores(
         TypeError, ValueError: dtype, shape, device, a row or length outside the table, a page outside the pool;
             the message names the argument.
     """
+    IndexLayout.expect(layout)
     layout.check(pages)
     check.tensor("query", query, torch.bfloat16)
     check.shape("query", query, None, None, INDEX_DIM)

@@ -40,7 +40,7 @@ def mla_decode(
         pages: uint8 ``[N, page_bytes]``; the query's own token is stored already.
         block_table: int32 ``[R, P]``, rows contiguous; entries beyond a request's length may be anything.
         lengths: int32 ``[R]``, tokens of each context, the query's own included.
-        scale: factor of the scores.
+        scale: factor of the scores; finite.
         indices: int32 ``[R, K]``, rows contiguous: the positions to attend to, each below the request's length, -1
             for none; a position given twice counts twice. None: all.
         out: where to write; must not overlap an input.
@@ -52,13 +52,15 @@ def mla_decode(
         TypeError, ValueError: dtype, shape, device, alignment, overlap, a length beyond the table, a page outside
             the pool, an index outside the context; the message names the argument.
     """
+    MlaLayout.expect(layout)
+    scale = check.factor("scale", scale)
     found = table.context(block_table, lengths, layout, pages)
     _query(query_latent, query_rope, pages, block_table.shape[0])
+    inputs = [*_inputs(query_latent, query_rope, pages), ("block_table", block_table), ("lengths", lengths)]
     if indices is not None:
         table.indices(indices, block_table.shape[0], found, pages)
-    out = check.output(
-        "out", out, query_latent, tuple(query_latent.shape), *_inputs(query_latent, query_rope, pages)
-    )
+        inputs.append(("indices", indices))
+    out = check.output("out", out, query_latent, tuple(query_latent.shape), *inputs)
     if query_latent.numel():
         implementation("mla", query_latent).mla_decode(
             query_latent,
@@ -67,7 +69,7 @@ def mla_decode(
             layout,
             block_table,
             lengths,
-            scale=float(scale),
+            scale=scale,
             indices=indices,
             out=out,
         )
@@ -109,7 +111,9 @@ def mla_prefill(
     Raises:
         TypeError, ValueError: as ``mla_decode``; a chunk longer than its context.
     """
+    MlaLayout.expect(layout)
     layout.check(pages)
+    scale = check.factor("scale", scale)
     tokens = query_latent.shape[0] if isinstance(query_latent, Tensor) and query_latent.dim() else None
     _query(query_latent, query_rope, pages, tokens)
     inputs = _inputs(query_latent, query_rope, pages)
@@ -125,8 +129,10 @@ def mla_prefill(
     starts, found = table.prefill(
         block_table, cu_queries, lengths, layout, pages, rows, is_fresh=fresh_latent is not None
     )
+    inputs += [("block_table", block_table), ("cu_queries", cu_queries), ("lengths", lengths)]
     if indices is not None:
         table.indices(indices, rows, table.visible(starts, found), pages)
+        inputs.append(("indices", indices))
     out = check.output("out", out, query_latent, tuple(query_latent.shape), *inputs)
     if query_latent.numel():
         implementation("mla", query_latent).mla_prefill(
@@ -137,7 +143,7 @@ def mla_prefill(
             block_table,
             cu_queries,
             lengths,
-            scale=float(scale),
+            scale=scale,
             fresh_latent=fresh_latent,
             fresh_rope=fresh_rope,
             indices=indices,

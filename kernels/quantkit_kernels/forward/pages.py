@@ -42,8 +42,8 @@ class PageLayout:
         if self.kv_dtype not in KV_DTYPES:
             raise ValueError(f"layout.kv_dtype must be one of {', '.join(KV_DTYPES)}, got {self.kv_dtype!r}")
         for name in ("page_size", "num_kv_heads", "head_dim"):
-            if getattr(self, name, 1) < 1:
-                raise ValueError(f"layout.{name} must be at least 1, got {getattr(self, name)}")
+            if hasattr(self, name):
+                check.integer(f"layout.{name}", getattr(self, name))
 
     @property
     def is_fp8(self) -> bool:
@@ -56,6 +56,16 @@ class PageLayout:
     def allocate(self, num_pages: int, device: torch.device | str = "cpu") -> Tensor:
         """A pool of ``num_pages`` pages of zeros, uint8 ``[num_pages, page_bytes]``."""
         return torch.zeros((num_pages, self.page_bytes), dtype=torch.uint8, device=device)
+
+    @classmethod
+    def expect(cls, layout: PageLayout) -> None:
+        """Refuses what is no layout of this class.
+
+        Raises:
+            TypeError: names ``layout``.
+        """
+        if not isinstance(layout, cls):
+            raise TypeError(f"layout must be a {cls.__name__}, got {type(layout).__name__}")
 
     def check(self, pages: Tensor) -> Tensor:
         """``pages``, if it is a pool of this layout.

@@ -34,6 +34,7 @@ def slots(value: Tensor, layout: PageLayout, pages: Tensor, tokens: int) -> None
     check.tensor("slots", value, torch.int64)
     check.shape("slots", value, tokens)
     check.same_device("slots", value, pages)
+    check.disjoint("pages", pages, "slots", value)
     found = np.sort(values(value))
     capacity = pages.shape[0] * layout.page_size
     if found.size and (found[0] < -1 or found[-1] >= capacity):

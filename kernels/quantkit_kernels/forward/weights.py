@@ -1,5 +1,8 @@
 """Weights as the operations of the forward pass take them: the artifact's tensors, neither copied nor reordered.
 
+Their addresses are noted once, so a tensor must keep its memory (no ``set_``, no resized storage) for as long as a
+weight holds it.
+
 Legend: O outputs, I inputs, G groups in a row, E experts, (bo, bi) block of an FP8 scale.
 """
 
@@ -86,9 +89,12 @@ class Fp8Weight:
         check.matrix("weight.codes", self.codes, torch.float8_e4m3fn)
         check.matrix("weight.scale", self.scale, torch.float32)
         check.same_device("weight.scale", self.scale, self.codes)
-        rows, columns = self.block
-        if rows < 1 or columns < 1 or (columns % 32 and columns < self.in_features):
+        if not isinstance(self.block, Sequence) or len(self.block) != 2:
+            raise TypeError(f"weight.block must be two integers (rows, columns), got {self.block!r}")
+        rows, columns = (check.integer("weight.block", size) for size in self.block)
+        if columns % 32 and columns < self.in_features:
             raise ValueError(f"weight.block must be rows and columns, columns in steps of 32; got {self.block}")
+        object.__setattr__(self, "block", (rows, columns))
         need = [-(-self.out_features // rows), -(-self.in_features // columns)]
         if list(self.scale.shape) != need:
             raise ValueError(f"weight.scale must be of shape {need}, got {list(self.scale.shape)}")
@@ -119,7 +125,7 @@ class Experts(Generic[Weight]):
         down: E weights ``[H, I]``.
 
     Raises:
-        ValueError: lengths, shapes, group sizes, blocks or devices differ.
+        TypeError: no weights. ValueError: lengths, shapes, group sizes, blocks or devices differ.
     """
 
     gate: Sequence[Weight]
@@ -127,6 +133,8 @@ class Experts(Generic[Weight]):
     down: Sequence[Weight]
 
     def __post_init__(self) -> None:
+        for name in ("gate", "up", "down"):  # a list might change after its addresses have been noted
+            object.__setattr__(self, name, _weights(name, getattr(self, name)))
         if not len(self.gate) == len(self.up) == len(self.down) or not self.gate:
             counts = f"{len(self.gate)}, {len(self.up)} and {len(self.down)}"
             raise ValueError(f"experts must have as many gate as up and down weights, got {counts}")
@@ -183,6 +191,13 @@ class Experts(Generic[Weight]):
             for expert in zip(self.gate, self.up, self.down, strict=True)
         ]
         return torch.tensor(rows, dtype=torch.int64, device=_parts(self.gate[0])[0].device)
+
+
+def _weights(name: str, given: Sequence[Weight]) -> tuple[Weight, ...]:
+    for weight in given:
+        if not isinstance(weight, (Int4Weight, Fp8Weight)):
+            raise TypeError(f"experts.{name} must hold Int4Weight or Fp8Weight, got {type(weight).__name__}")
+    return tuple(given)
 
 
 def _address(value: Tensor) -> tuple[int, int]:

@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantkit_kernels.forward import choice
-
+from .call import run
 from .parts import Part, Pool
-
-NO_MEMORY = 4
 
 
 class Rows(Structure):
@@ -132,25 +129,15 @@ def attend(
         scale=scale,
         out=out.data_ptr(),
     )
-    _run("qk_attention", byref(call), torch.get_num_threads())
+    run(_SIGNATURES, "qk_attention", byref(call), torch.get_num_threads())
 
 
 def index_scores(call: IndexScores) -> None:
-    _run("qk_index_scores", byref(call), torch.get_num_threads())
+    run(_SIGNATURES, "qk_index_scores", byref(call), torch.get_num_threads())
 
 
 def index_topk(scores: Tensor, lengths: Tensor, k: int, out: Tensor) -> None:
     limits = lengths.contiguous()
     sizes = (scores.shape[0], scores.shape[1], k)
     at = (scores.data_ptr(), scores.stride(0), limits.data_ptr(), *sizes, out.data_ptr())
-    _run("qk_index_topk", *at, torch.get_num_threads())
-
-
-def _run(function: str, *arguments: Any) -> None:
-    library = choice.library()
-    library.declare(_SIGNATURES)
-    status = library.call(function, *arguments)
-    if status == NO_MEMORY:
-        raise MemoryError(f"{function}: no memory for scratch")
-    if status:
-        raise RuntimeError(f"{function} returned {status}: a bug in quantkit_kernels, please report it")
+    run(_SIGNATURES, "qk_index_topk", *at, torch.get_num_threads())

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantkit_kernels.forward import choice
 from quantkit_kernels.forward.pages import GqaLayout, IndexLayout, MlaLayout, PageLayout
 
+from .call import run
 from .parts import Part, Pool, gqa_parts, index_part, mla_parts, pool
 
 
@@ -89,8 +89,7 @@ def gather_index_keys(
 def copy_pages(pages: Tensor, source: Tensor, target: Tensor) -> None:
     origin, goal = source.contiguous(), target.contiguous()
     at = (pages.shape[1], origin.data_ptr(), goal.data_ptr(), len(origin), torch.get_num_threads())
-    choice.library().declare(_SIGNATURES)
-    choice.library().call("qk_cache_copy", byref(pool(pages, 1)), *at)
+    run(_SIGNATURES, "qk_cache_copy", byref(pool(pages, 1)), *at)
 
 
 def _store(pages: Tensor, layout: PageLayout, part: Part, slots: Tensor, values: Tensor) -> None:
@@ -107,8 +106,7 @@ def _store(pages: Tensor, layout: PageLayout, part: Part, slots: Tensor, values:
         values.stride(1),
         len(values),
     )
-    choice.library().declare(_SIGNATURES)
-    choice.library().call("qk_cache_store", byref(call), torch.get_num_threads())
+    run(_SIGNATURES, "qk_cache_store", byref(call), torch.get_num_threads())
 
 
 def _gather(
@@ -126,6 +124,5 @@ def _gather(
         longest,
         out.data_ptr(),
     )
-    choice.library().declare(_SIGNATURES)
-    choice.library().call("qk_cache_gather", byref(call), torch.get_num_threads())
+    run(_SIGNATURES, "qk_cache_gather", byref(call), torch.get_num_threads())
     return out

@@ -11,7 +11,8 @@ from quantkit_kernels.forward import choice
 from quantkit_kernels.forward.check import expert_ids
 from quantkit_kernels.forward.weights import Experts, Fp8Weight, Int4Weight
 
-from .linear import NO_MEMORY, function
+from .call import fail
+from .linear import function
 
 Call = c_int64 * 20  # QkExperts of matmul.h: numbers and addresses of eight bytes each
 BAD_ID = 5
@@ -56,5 +57,5 @@ def _moe(
     status = function(choice.library(), "qk_experts")(call, torch.get_num_threads())
     if status == BAD_ID:
         expert_ids("topk_ids", topk_ids, experts.num_experts)
-    if status == NO_MEMORY:
-        raise MemoryError(f"no memory for the activations of {hidden.shape[0]} tokens")
+    if status:
+        fail("qk_experts", status)

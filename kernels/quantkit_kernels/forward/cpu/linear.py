@@ -17,8 +17,9 @@ from quantkit_kernels.forward import choice
 from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
 from quantkit_kernels.library import Library
 
+from .call import fail
+
 Call = c_int64 * 13  # QkLinear of matmul.h: numbers and addresses of eight bytes each
-NO_MEMORY = 4
 
 
 def int4_linear(x: Tensor, weight: Int4Weight, out: Tensor) -> None:
@@ -34,8 +35,9 @@ def _linear(is_int4: int, x: Tensor, weight: Int4Weight | Fp8Weight, out: Tensor
     call = Call(
         is_int4, *weight.address, weight.out_features, columns, x.data_ptr(), x.stride(0), rows, out.data_ptr()
     )
-    if function(choice.library(), "qk_linear")(call, torch.get_num_threads()) == NO_MEMORY:
-        raise MemoryError(f"no memory for the activations of a linear, [{rows}, {columns}]")
+    status = function(choice.library(), "qk_linear")(call, torch.get_num_threads())
+    if status:
+        fail("qk_linear", status)
 
 
 @cache

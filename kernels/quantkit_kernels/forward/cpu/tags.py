@@ -11,5 +11,5 @@ from quantkit_kernels import tags
 def check_page_tags(
     block_table: Tensor, expected_pages: Tensor, expected_tags: Tensor, pool_tags: Tensor, counts: Tensor
 ) -> Tensor:
-    parts = (block_table, expected_pages, expected_tags, pool_tags, counts)
+    parts = (block_table, expected_pages, expected_tags, pool_tags, counts.contiguous())
     return torch.from_numpy(tags.check_page_tags(*(part.numpy() for part in parts)).copy())
