@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quantkit_kernels.forward import choice
 
-from .linear import NO_MEMORY, function
+from .call import fail
+from .linear import function
 
 Call = c_int64 * 14  # QkPlainLinear
 
@@ -24,5 +25,6 @@ def plain_linears(x: Tensor, weight: Tensor, out: Tensor) -> None:
         x.data_ptr(), x.stride(1), x.stride(0), rows,
         out.dtype is torch.float32, out.data_ptr(), out.stride(1), out.stride(0),
     )  # fmt: skip
-    if function(choice.library(), "qk_plain_linear")(call, torch.get_num_threads()) == NO_MEMORY:
-        raise MemoryError(f"no memory for the activations of a linear, [{rows}, {products}, {columns}]")
+    status = function(choice.library(), "qk_plain_linear")(call, torch.get_num_threads())
+    if status:
+        fail("qk_plain_linear", status)
