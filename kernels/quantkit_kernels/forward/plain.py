@@ -13,6 +13,8 @@ Legend: N rows, B products, O outputs, I inputs.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ def plain_linear(x: Tensor, weight: Tensor, *, dtype: torch.dtype = torch.bfloat
     check.tensor("x", x, torch.bfloat16)
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x must have {weight.shape[1]} columns like weight, got shape {list(x.shape)}")
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # -1 fails without columns
     return _products(rows[:, None], weight[None], dtype).view(*x.shape[:-1], weight.shape[0])
 
 

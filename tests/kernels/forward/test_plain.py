@@ -96,3 +96,8 @@ def test_wrong_arguments_are_named() -> None:
     ):
         with pytest.raises(error, match=named):
             call()
+
+
+def test_no_columns_give_zeros(each_implementation: str) -> None:
+    assert not plain_linear(activations(1, 2, 3, 0), weights(2, 4, 0)).any()
+    assert plain_linear(activations(1, 2, 3, 0), weights(2, 4, 0)).shape == (2, 3, 4)
