@@ -28,7 +28,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", unstopped)
 
 
 @schema.parametrize()
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_nothing_ends_in_500(case: schemathesis.Case) -> None:
     case.call_and_validate(checks=[not_a_server_error, content_type_conformance, response_schema_conformance])
 

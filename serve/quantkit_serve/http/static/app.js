@@ -37,7 +37,7 @@ const count = (n) => n.toLocaleString("en");
 
 function showTiles(live, sample) {
   const f = live.figures;
-  const ended = Object.entries(f.finished).filter(([, n]) => n > 0);
+  const ended = (...reasons) => reasons.map((reason) => count(f.finished[reason] ?? 0)).join(" / ");
   byId("tiles").replaceChildren(
     tile("running", count(f.num_running)),
     tile("waiting", count(f.num_waiting)),
@@ -47,8 +47,9 @@ function showTiles(live, sample) {
     tile("cached pages", count(f.num_pages_cached)),
     tile("quarantined", count(f.num_pages_quarantined)),
     tile("preemptions", count(f.preemptions)),
-    tile("steps prefill / decode", `${count(f.prefill_steps)} / ${count(f.decode_steps)}`),
-    tile("answers", ended.map(([why, n]) => `${count(n)} ${why}`).join(", ") || "0"),
+    tile("prefill / decode steps", `${count(f.prefill_steps)} / ${count(f.decode_steps)}`),
+    tile("answers: stop / length", ended("stop", "length")),
+    tile("aborted / failed", ended("abort", "error")),
     tile("tag checks", live.has_tags ? count(f.kv_tag_checks) : "off"),
     tile("tag mismatches", live.has_tags ? count(f.kv_tag_mismatches) : "off", f.kv_tag_mismatches > 0),
   );

@@ -85,7 +85,8 @@ export class PageMap {
       const swatch = document.createElement("i");
       swatch.className = "swatch";
       swatch.style.background = this.style(owner);
-      item.append(swatch, `${name}: ${n}${cells}`);
+      item.append(swatch, `${name.replace(/([0-9a-f]{8})[0-9a-f]{24}/, "$1…")}: ${n}${cells}`);
+      item.title = name;
       return item;
     };
     const found = this.pages.owners.map((owner, index) => entry(owner, owner, num.get(index) ?? 0));
