@@ -121,7 +121,7 @@ class _ChoiceText:
         if not self._echo:
             return "", None
         tokens = self._prompt.tokens
-        offsets = self._offsets.of(tokens, shows_all=True)
+        offsets = self._offsets.of(tokens, self._prompt.text)
         self._offsets.at = len(self._prompt.text)  # a tokenizer may have left something out of the text
         found = None if scored is None else logprobs.completion(tokens, scored, offsets, self._spell)
         return self._prompt.text, found

@@ -33,12 +33,12 @@ class Live(TypedDict):
 
 
 def page_map(count: int, pages: dict[int, str], max_cells: int = MAX_CELLS) -> PageMap:
-    """A cell shows the owner of its first page that isn't free, and quarantined pages before any other."""
+    """A cell shows the owner of one of its pages, and quarantined ones before any other."""
     per_cell = max(-(-count // max_cells), 1)
     cells = [-1] * -(-count // per_cell)
     owners: dict[str, int] = {}
-    for page in sorted(pages):
-        cell, owner = page // per_cell, pages[page]
+    for page, owner in pages.items():
+        cell = page // per_cell
         if cell < len(cells) and (cells[cell] < 0 or owner == "quarantined"):
             cells[cell] = owners.setdefault(owner, len(owners))
     return {"count": count, "per_cell": per_cell, "owners": list(owners), "cells": cells}

@@ -61,7 +61,7 @@ class Offsets:
 
     Args:
         spell: bytes of a token.
-        is_hidden: tokens that the text doesn't show.
+        is_hidden: tokens that the text of an answer doesn't show.
     """
 
     def __init__(self, spell: Callable[[int], bytes], is_hidden: Callable[[int], bool]) -> None:
@@ -69,13 +69,18 @@ class Offsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.at = 0
 
-    def of(self, tokens: Sequence[int], *, shows_all: bool = False) -> list[int]:
-        """Of the next tokens."""
+    def of(self, tokens: Sequence[int], text: str = "") -> list[int]:
+        """Of the next tokens.
+
+        Args:
+            text: of a prompt, which may have special tokens that a tokenizer didn't add but found.
+        """
         found = []
         for token in tokens:
             found.append(self.at)
-            if shows_all or not self._is_hidden(token):
-                self.at += len(self._decoder.decode(self._spell(token)))
+            data = self._spell(token)
+            if not self._is_hidden(token) or (text and text.startswith(data.decode("utf-8", "replace"), self.at)):
+                self.at += len(self._decoder.decode(data))
         return found
 
 

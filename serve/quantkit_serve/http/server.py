@@ -71,8 +71,15 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run_on(self, listening: socket.socket, on_ready: Callable[[str], None] = lambda url: None) -> None:
-        """Serve until a signal; ``on_ready`` gets the URL once requests are answered."""
-        asyncio.run(self._run(listening, on_ready))
+        """Serve until a signal; ``on_ready`` gets the URL once requests are answered.
+
+        Raises:
+            EnvironmentProblem: the engine did not start.
+        """
+        try:
+            asyncio.run(self._run(listening, on_ready))
+        except SystemExit:  # uvicorn's way to say so, after it has logged why
+            raise EnvironmentProblem("the server did not start; its log says why") from None
 
     async def _run(self, listening: socket.socket, on_ready: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()

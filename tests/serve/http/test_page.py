@@ -26,8 +26,8 @@ PAGES = {**dict.fromkeys(range(8), "chatcmpl-a-0"), **dict.fromkeys(range(20, 24
 STEPS = tuple((0.05 * i, 0.04, "decode" if i % 5 else "prefill", 3, 3 if i % 5 else 256) for i in range(60))
 FIGURES = Figures(
     num_waiting=2, num_running=5, num_pages=100, num_pages_used=42, prompt_tokens=900, generated_tokens=400,
-    prefill_steps=12, decode_steps=48, kv_tag_checks=60, kv_tag_mismatches=1, finished={"stop": 7, "length": 2}, pages=PAGES,
-    steps=STEPS, findings=(("step", 21, "chatcmpl-c-0", ("chatcmpl-b-0",)),),
+    prefill_steps=12, decode_steps=48, kv_tag_checks=60, kv_tag_mismatches=1, finished={"stop": 7, "length": 2},
+    pages=PAGES, steps=STEPS, findings=(("step", 21, "chatcmpl-c-0", ("chatcmpl-b-0",)),),
 )  # fmt: skip
 
 

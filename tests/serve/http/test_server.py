@@ -14,7 +14,9 @@ import httpx
 import pytest
 
 from quantkit.errors import EnvironmentProblem
-from quantkit_serve.http.server import address, listen
+from quantkit_serve.http.server import Server, address, listen
+
+from .fakes import make
 
 CODE = """
 import asyncio, sys
@@ -71,6 +73,17 @@ def test_answers_finish_then_the_server_leaves(signals: int) -> None:
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     assert out.strip() == "left 1 1 0"
+
+
+def test_an_engine_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, app = make()
+
+    async def failing() -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(service, "start", failing)
+    with listen("127.0.0.1", 0) as listening, pytest.raises(EnvironmentProblem, match="did not start"):
+        Server(app, log_level="critical").run_on(listening)
 
 
 def test_an_address_that_is_taken_or_none() -> None:

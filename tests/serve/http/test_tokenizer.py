@@ -112,6 +112,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             Tokenizer.load(tmp_path)
 
 
+def test_offsets_of_special_tokens() -> None:
+    """One that the tokenizer added takes no room in the text, one that the text names does."""
+    tokenizer = bundled()
+    start = next(t for t in range(10) if tokenizer.token_bytes(t) == b"<sop>")
+    tokens = [start, *tokenizer.encode("a<sop>–b", add_special_tokens=False)]
+    offsets = logprobs.Offsets(tokenizer.token_bytes, tokenizer.is_special)
+    assert offsets.of(tokens, "a<sop>–b") == [0, 0, 1, 6, 6, 6, 7]
+    assert offsets.at == 8
+    assert offsets.of([start, tokens[1], tokens[1]]) == [8, 8, 9]
+
+
 def test_infinite_logprobs_are_numbers() -> None:
     token = TokenLogprob(5, float("-inf"), 9, ((6, -0.5), (7, float("-inf"))))
     assert logprobs.chat([token], bundled().token_bytes)["content"][0]["logprob"] == -9999
