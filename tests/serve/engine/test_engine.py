@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from quantkit_serve.batch import Batch, StepLost
+from quantkit_serve.engine import choosing
 from quantkit_serve.phase import Phase
 from quantkit_serve.refusal import Overloaded, Refused
 from quantkit_serve.request import FinishReason
@@ -41,6 +42,52 @@ def test_an_end_token_ends_the_answer_and_is_not_text() -> None:
     assert answers.tokens["r"] == tokens and tokens[-1] == EOS
     assert answers.text["r"] == "".join(f"<{t}>" for t in tokens[:-1])
     assert answers.last["r"].finish is FinishReason.STOP and answers.last["r"].stop_reason is None
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_text() -> None:
+    core, _ = engine()
+    tokens = alone(request("r", [7, 8], 20, ignore_eos=True))
+    stop = tokens[9]
+    core.add(request("r", [7, 8], 20, ignore_eos=True, stop_token_ids=frozenset({stop, EOS + 1})))
+    answers = drain(core)
+    expected = tokens[: tokens.index(stop) + 1]
+    assert answers.tokens["r"] == expected
+    assert answers.text["r"] == "".join(f"<{t}>" for t in expected[:-1])
+    assert answers.last["r"].finish is FinishReason.STOP and answers.last["r"].stop_reason == stop
+
+
+def test_end_tokens_wait_for_min_tokens() -> None:
+    ends = frozenset(range(40))  # an end token is likely at each place
+    core, _ = engine()
+    for least in (0, 3, 8):
+        core.add(request(f"r{least}", [9, 9], 30, stop_token_ids=ends, min_tokens=least))
+    answers = drain(core)
+    assert len(answers.tokens["r0"]) < 3
+    for least in (3, 8):
+        tokens = answers.tokens[f"r{least}"]
+        assert len(tokens) > least and not ends & {*tokens[:least]} and tokens[-1] in ends
+
+
+def test_text_that_waits_for_a_stop_string_is_not_lost_at_the_end() -> None:
+    core, _ = engine()
+    tokens = alone(request("r", [7, 8], 6, ignore_eos=True))
+    text = "".join(f"<{t}>" for t in tokens)
+    core.add(request("held", [7, 8], 6, ignore_eos=True, stop=(text[-3:] + "x",)))
+    core.add(request("found", [7, 8], 6, ignore_eos=True, stop=(text[5:9],)))
+    answers = drain(core)
+    assert answers.text["held"] == text and answers.last["held"].finish is FinishReason.LENGTH
+    assert answers.text["found"] == text[: text.index(text[5:9])]
+    assert answers.last["found"].stop_reason == text[5:9]
+
+
+def test_without_a_seed_draws_differ() -> None:
+    core, _ = engine()
+    for i in range(3):
+        core.add(request(f"r{i}", [7, 8], 20, temperature=1.0, ignore_eos=True))
+        core.add(request(f"s{i}", [7, 8], 20, temperature=1.0, ignore_eos=True, seed=4))
+    answers = drain(core)
+    assert len({tuple(answers.tokens[f"r{i}"]) for i in range(3)}) == 3
+    assert len({tuple(answers.tokens[f"s{i}"]) for i in range(3)}) == 1
 
 
 def test_a_prompt_longer_than_a_step_is_computed_in_chunks() -> None:
@@ -221,6 +268,55 @@ def test_an_abort_while_the_step_runs_leaves_its_pages_alone_until_it_has_landed
     assert len(seen) == 1 and (step == 0) <= (seen[0] > 0)
     assert answers.tokens["other"] == alone(other)
     assert core.abort("gone") is None
+
+
+def test_an_abort_between_step_and_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, _ = engine()
+    core.add(request("gone", [5, 6], 6))
+    core.add(request("other", [7, 8], 6))
+    aborted = []
+
+    def late(logits, rows, eos):  # type: ignore[no-untyped-def]
+        chosen = choosing.choose(logits, rows, eos)
+        aborted.append(core.abort("gone"))
+        return chosen
+
+    monkeypatch.setattr("quantkit_serve.engine.engine.choose", late)
+    answers = drain(core)
+    assert aborted[0].finish is FinishReason.ABORT
+    assert "gone" not in answers.tokens and answers.tokens["other"] == alone(request("other", [7, 8], 6))
+
+
+def test_whoever_ends_it_the_text_is_whole() -> None:
+    """A stop string that all text may be the start of holds all of it back."""
+    tokens = alone(request("r", [7, 8], 9, ignore_eos=True))
+    text = "".join(f"<{t}>" for t in tokens)
+    now = [0.0]
+    core, _ = engine(clock=lambda: now[0])
+    late = request("late", [7, 8], 9, ignore_eos=True, stop=(text,))
+    core.add(type(late)("late", late.prompt, late.params, deadline_s=5))
+    core.add(request("gone", [7, 8], 9, ignore_eos=True, stop=(text,)))
+    answers = Answers()
+    for _ in range(4):
+        answers.add(core.step())
+    assert answers.text == {"late": "", "gone": ""}
+    output = core.abort("gone")
+    assert output is not None
+    now[0] = 9.0
+    answers.add([output, *core.step()])
+    assert answers.text == dict.fromkeys(("late", "gone"), "".join(f"<{t}>" for t in tokens[:4]))
+
+
+def test_steps_with_prompt_logprobs_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit_serve.engine.engine.LOGIT_BYTES", 4 * VOCAB * 5)
+    core, runner = engine()
+    for name in ("a", "b", "c"):
+        core.add(request(name, range(1, 12), 3, ignore_eos=True, prompt_logprobs=0 if name != "c" else None))
+    answers = drain(core)
+    assert max(len(b.logit_rows) for b in runner.batches) <= 5 + 3  # and the next tokens' own
+    assert len(answers.all["a"][0].prompt_logprobs or ()) == 11
+    for name in ("a", "b", "c"):
+        assert answers.tokens[name] == alone(request(name, range(1, 12), 3, ignore_eos=True))
 
 
 def test_figures() -> None:

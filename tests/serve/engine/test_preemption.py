@@ -31,10 +31,12 @@ def test_answers_survive_preemption(deterministic: bool, prefix: bool) -> None:
 
 @pytest.mark.parametrize("pages", [8, 9, 11, 14, 20])
 @pytest.mark.parametrize("chunk", [2, 5, 16])
-def test_every_admission_makes_progress(pages: int, chunk: int) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_every_admission_makes_progress(pages: int, chunk: int, deterministic: bool) -> None:
     """No ping-pong: who comes back generates a page's worth of tokens before it has to give way again."""
     page_size = 4
-    core, _ = engine(config(pages=pages, page_size=page_size, max_num_batched_tokens=chunk))
+    settings = config(pages=pages, page_size=page_size, deterministic=deterministic, max_num_batched_tokens=chunk)
+    core, _ = engine(settings)
     requests = crowd(core, 7, 23)
     since: dict[str, int] = {}
     answers = Answers()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from quantkit_serve.batch import Batch
+from quantkit_serve.engine.sampler import Draw, sample
 from quantkit_serve.request import FinishReason, Request
 from tests.serve.engine.fake import VOCAB, Answers, alone, config, drain, engine, held, request
 
@@ -27,6 +30,15 @@ actions = st.lists(
     min_size=1,
     max_size=40,
 )
+
+
+def expected(one: Request) -> list[int]:
+    def choose(logits: NDArray[np.float32], position: int) -> int:
+        (token,) = sample(logits[None], [Draw(one.params, one.params.seed or 0, position)])
+        assert token is not None
+        return token
+
+    return alone(one, choose)
 
 
 @settings(max_examples=60, deadline=None)
@@ -65,7 +77,8 @@ def test_each_answer_is_that_of_the_request_alone(
     runner.before = abort
     for kind, value, more in actions:
         if kind == "add":
-            requests.append(request(f"r{len(requests)}", value, more))
+            seed = len(requests)  # every other one draws
+            requests.append(request(f"r{seed}", value, more, temperature=float(seed % 2), seed=seed))
             core.add(requests[-1])
         elif kind == "abort" and requests:
             pending.append(requests[value % len(requests)].request_id)
@@ -77,7 +90,7 @@ def test_each_answer_is_that_of_the_request_alone(
                 core.pool.check_integrity(held(core))
     drain(core, answers)
     for one in requests:
-        whole, found = alone(one), answers.tokens[one.request_id]
+        whole, found = expected(one), answers.tokens[one.request_id]
         if answers.last[one.request_id].finish is FinishReason.ABORT:
             assert found == whole[: len(found)]
         else:
