@@ -38,6 +38,7 @@ from quantkit.data import bundled_model
 from quantkit.scheme import OutputTensor
 
 NAMES = ("glm", "glm-all", "qwen", "tiny-glm")
+INT4_FOR_PEERS = "qwen-bf16-rest"  # INT4 experts for engines without FP8 block kernels
 SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 SHARD_BYTES = 1 << 30
 CODE_STD = 100.0  # of ``Values.codes``
@@ -191,7 +192,7 @@ def config(family: str, s: Sizes) -> dict[str, Any]:
 
 def source(name: str, options: Options) -> Path:
     """The FP8 checkpoint, written if it isn't there."""
-    family = name.removesuffix("-all")
+    family = name.removesuffix("-all").removesuffix("-bf16-rest")
     if family == "tiny-glm":
         return bundled_model(family)
     out = options.models / options.size / family
@@ -211,7 +212,8 @@ def source(name: str, options: Options) -> Path:
 def plan(name: str, options: Options) -> Any:
     """What is converted: round to nearest, groups of 32."""
     linears = "all" if name.endswith("-all") else "routed"
-    return quantkit.plan(str(source(name, options)), method="rtn", linears=linears)
+    rest = "bf16" if name.endswith("-bf16-rest") else "fp8"
+    return quantkit.plan(str(source(name, options)), method="rtn", linears=linears, rest=rest)
 
 
 def decode_reads(name: str, options: Options) -> dict[str, Any]:
@@ -228,6 +230,11 @@ def artifact(name: str, options: Options) -> Path:
         shutil.rmtree(out, ignore_errors=True)
         quantkit.convert(plan(name, options), out).close()
     return out
+
+
+def decode_view(name: str, options: Options) -> Path:
+    """The INT4 checkpoint of an artifact, as engines load it."""
+    return artifact(name, options) / "decode"
 
 
 def bf16(name: str, options: Options) -> Path:

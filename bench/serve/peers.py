@@ -1,12 +1,13 @@
 """Figure 4: against transformers' generate and vLLM's CPU build, one request and sixteen, the same load.
 
-    python bench/serve/peers.py [--size mid|small] [--models DIR] [--json FILE.json] [transformers|vllm|http ...]
+    python bench/serve/peers.py [--size mid|small] [--models DIR] [--json FILE.json] [PART ...]
 
 ``transformers`` runs the BF16 weights of tiny-glm and of ``glm``; ``vllm`` those of ``qwen``, if
-QUANTKIT_VLLM_PYTHON names a Python that has it. Peers are processes that take turns with our engine; a figure is
-the best of some rounds, output tokens over the time of the whole load. ``http`` puts the same load on `quantkit
-serve`, and on vLLM's server if there is one, with the generator of `quantkit bench serve`. All have the same
-number of threads (OMP_NUM_THREADS, else all cores).
+QUANTKIT_VLLM_PYTHON names a Python that has vLLM's CPU build; ``vllm-int4`` the same weights with INT4 experts,
+group size 32, and a BF16 rest, if QUANTKIT_VLLM_INT4_PYTHON names one that has zentorch, too. Peers are
+processes that take turns with our engine; a figure is the best of some rounds, output tokens over the time of
+the whole load. ``http`` puts the same load on `quantkit serve`, and on vLLM's server if there is one, with the
+generator of `quantkit bench serve`. All have the same number of threads (OMP_NUM_THREADS, else all cores).
 """
 
 from __future__ import annotations
@@ -27,24 +28,22 @@ from measure import Row
 from quantkit_serve.engine.engine import Engine
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("transformers", "vllm", "http")
+PARTS = ("transformers", "vllm", "vllm-int4", "http")
+PYTHONS = {"vllm": "QUANTKIT_VLLM_PYTHON", "vllm-int4": "QUANTKIT_VLLM_INT4_PYTHON"}  # environment variables
+MODELS = {"transformers": ("tiny-glm", "glm"), "vllm": ("qwen",), "vllm-int4": ("qwen",)}
 AT_ONCE = (1, 16)
 INPUT_LEN, OUTPUT_LEN = 64, 64
-TARGETS = {("transformers", 1): 3.0, ("transformers", 16): 4.0, ("vllm", 1): 1.0, ("vllm", 16): 1.0}
+TARGETS = {("transformers", 1): 3.0, ("transformers", 16): 4.0}  # vllm: at least equal
 
 
-def vllm_python() -> str | None:
-    return os.environ.get("QUANTKIT_VLLM_PYTHON")
-
-
-def peer_of(kind: str, directory: Path, options: Options) -> Peer:
-    script_file = str(HERE / f"peer_{kind}.py")
+def peer_of(kind: str, name: str, options: Options) -> Peer:
     if kind == "transformers":
-        return Peer([sys.executable, script_file, str(directory)], {})
-    python = vllm_python()
-    assert python is not None  # ``rows`` looks first
+        return Peer([sys.executable, str(HERE / "peer_transformers.py"), str(model.bf16(name, options))], {})
+    is_int4 = kind == "vllm-int4"
+    directory = model.decode_view(model.INT4_FOR_PEERS, options) if is_int4 else model.bf16(name, options)
     eager = ["--eager"] if options.is_small else []
-    return Peer([python, script_file, str(directory), *eager], vllm_environment())
+    command = [os.environ[PYTHONS[kind]], str(HERE / "peer_vllm.py"), str(directory), *eager]
+    return Peer(command, vllm_environment())
 
 
 def vllm_environment() -> dict[str, str]:
@@ -60,8 +59,8 @@ def against(kind: str, name: str, options: Options) -> list[Row]:
     """Our engine and one peer in turns."""
     engine = open_engine(model.artifact(name, options))
     rounds, output_len = (1, 8) if options.is_small else (3, OUTPUT_LEN)
-    rows = []
-    with peer_of(kind, model.bf16(name, options), options) as peer:
+    rows, label = [], kind if kind == "vllm-int4" else f"{kind}, BF16"
+    with peer_of(kind, name, options) as peer:
         for count in AT_ONCE:
             best = {"quantkit": 0.0, kind: 0.0}
             for number, who in in_turns(list(best), 1 + rounds):  # the first of each warms up
@@ -70,16 +69,16 @@ def against(kind: str, name: str, options: Options) -> list[Row]:
                 else:
                     rate = our_rate(engine, count, output_len, number)
                 best[who] = max(best[who], rate if number else 0.0)
-            title, target = f"{name}: {count} at once, dual", TARGETS[kind, count]
+            title, target = f"{name}: {count} at once, dual", TARGETS.get((kind, count), 1.0)
             ratio = best["quantkit"] / best[kind]
-            rows.append(Row(title, best["quantkit"], "tok/s", f"{kind}, BF16", best[kind]))
+            rows.append(Row(title, best["quantkit"], "tok/s", label, best[kind]))
             rows.append(Row(f"  over {kind}", ratio, "x", None, None, f">= {target:g}", ratio >= target))
     return rows
 
 
 def over_http(options: Options) -> list[Row]:
     """The same load through both servers; they run at the same time and answer in turns."""
-    name, python = "qwen", vllm_python()
+    name, python = "qwen", os.environ.get(PYTHONS["vllm"])
     rounds, per_level = (1, 1) if options.is_small else (2, 4)
     output_len = 8 if options.is_small else OUTPUT_LEN
     with ExitStack() as stack:
@@ -109,14 +108,13 @@ def over_http(options: Options) -> list[Row]:
 def rows(options: Options) -> list[Row]:
     found = []
     for part in options.names or PARTS:
-        if part == "transformers":
-            found += against(part, "tiny-glm", options) + against(part, "glm", options)
+        variable = PYTHONS.get(part)
+        if variable is not None and not os.environ.get(variable):
+            print(f"{part}: left out, {variable} names no Python", file=sys.stderr)
         elif part == "http":
             found += over_http(options)
-        elif vllm_python() is None:
-            print("vllm: left out, QUANTKIT_VLLM_PYTHON names no Python", file=sys.stderr)
         else:
-            found += against(part, "qwen", options)
+            found += [row for name in MODELS[part] for row in against(part, name, options)]
     return found
 
 
