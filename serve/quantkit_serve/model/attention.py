@@ -33,7 +33,7 @@ class StepContext:
         is_single: every sequence has one token.
         angles: of the positions by the model's rotary embedding, for ``rope.rotate_halves`` and ``rotate_pairs``.
         topk: int32 ``[T, K]``, positions ascending, then -1: what the latest layer with an indexer chose; layers
-            that share it read it. None before.
+            that share it read it. None before, and where it chose all positions.
     """
 
     phase: Phase

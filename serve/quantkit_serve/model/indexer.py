@@ -25,6 +25,7 @@ from torch import Tensor
 
 from quantkit.errors import SourceError
 
+from ..phase import Phase
 from .attention import StepContext
 from .ops import Ops
 from .pages import IndexPages, Pool
@@ -105,7 +106,7 @@ class Indexer:
         # Positive, so relu lets both through: that of the scores and that of the sum over heads.
         self._factor = spec.head_dim**-0.5 * spec.heads**-0.5
 
-    def choose(self, hidden: Tensor, query_latent: Tensor, step: StepContext, pool: Pool) -> Tensor:
+    def choose(self, hidden: Tensor, query_latent: Tensor, step: StepContext, pool: Pool) -> Tensor | None:
         """Stores the run's keys and chooses.
 
         Args:
@@ -114,12 +115,16 @@ class Indexer:
 
         Returns:
             int32 ``[T, K]``, positions ascending, then -1; K is ``index_topk``, or less if no context is longer.
+            None in a decode step stands for all positions: dense attention then has the same bits (in prefill it
+            adds up long contexts in another order).
         """
         ops, spec, phase = self._ops, self._spec, step.phase
-        key = ops.linear(hidden, self._key[phase]).float()
-        key = torch.nn.functional.layer_norm(key, (spec.head_dim,), *self._norm, _EPSILON).to(ops.dtype)
+        key = ops.linear(hidden, self._key[phase])
+        key = torch.nn.functional.layer_norm(key, (spec.head_dim,), *self._norm, _EPSILON)
         ops.store_index(self._rotated(key, step.angles), pool, step)
         longest = int(step.lengths.max())
+        if longest <= spec.top_k and phase is Phase.DECODE:
+            return None
         if longest <= spec.top_k:
             position = torch.arange(longest, dtype=torch.int32, device=hidden.device)
             return position.where(position < step.visible[:, None], position.new_tensor(-1))
