@@ -87,8 +87,10 @@ def matrix(name: str, value: Tensor, *dtypes: torch.dtype) -> Tensor:
 
 def shape(name: str, value: Tensor, *expected: int | None) -> Tensor:
     """``value``, if its shape is ``expected``; None stands for any size."""
-    fits = len(expected) == value.dim() and all(e in (None, n) for e, n in zip(expected, value.shape, strict=True))
-    if not fits:
+    found = tuple(value.shape)
+    if found == expected:  # the usual case, and a step of a small model makes hundreds of these checks
+        return value
+    if len(expected) != len(found) or any(e not in (None, n) for e, n in zip(expected, found, strict=True)):
         wanted = ", ".join("any" if e is None else str(e) for e in expected)
         raise ValueError(f"{name} must be of shape [{wanted}], got {list(value.shape)}")
     return value

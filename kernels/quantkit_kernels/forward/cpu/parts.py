@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import Structure, c_int32, c_int64, c_void_p
+from functools import cache
 
 from torch import Tensor
 
@@ -35,6 +36,7 @@ def pool(pages: Tensor, page_size: int) -> Pool:
     return Pool(pages.data_ptr(), pages.stride(0), page_size)
 
 
+@cache
 def gqa_parts(layout: GqaLayout) -> tuple[Part, Part]:
     """Keys and values: a run for each head."""
     heads, size, dim = layout.num_kv_heads, layout.page_size, layout.head_dim
@@ -49,6 +51,7 @@ def gqa_parts(layout: GqaLayout) -> tuple[Part, Part]:
     return part(0), part(1)
 
 
+@cache
 def mla_parts(layout: MlaLayout) -> tuple[Part, Part]:
     """Latent, a run for each scale, and rotary part."""
     record = layout.record_bytes
@@ -61,6 +64,7 @@ def mla_parts(layout: MlaLayout) -> tuple[Part, Part]:
     return latent, Part(LATENT + 16, 0, record, 0, 0, 0, 1, ROPE, 0)
 
 
+@cache
 def index_part(layout: IndexLayout) -> Part:
     if not layout.is_fp8:
         return Part(0, 0, 2 * INDEX_DIM, 0, 0, 0, 1, INDEX_DIM, 0)
