@@ -7,5 +7,6 @@ experts             dense MLP, router and routed experts
 decoder             the layers, from token ids to logits
 ops                 the operations behind it: ``KernelOps`` in bfloat16, ``ReferenceOps`` in float32
 pages               memory of the page pool
+step                a ``Batch`` checked and in tensors
 runner              ``batch.Runner``: what an engine sees
 """

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +18,14 @@ from quantkit.errors import UsageError
 
 from ..batch import Batch, ModelFacts
 from ..config import EngineConfig
-from .attention import StepContext
 from .build import build_decoder
 from .kernel_ops import KernelOps
 from .loader import Opened, open_weights
 from .ops import Ops
 from .pages import Pool, pools, whole_page_bytes
 from .reference_ops import ReferenceOps
-from .spec import ModelSpec, model_spec
+from .spec import model_spec
+from .step import step_context
 
 _SCRIBBLE = 0x35  # bytes that are finite numbers in every layout
 _LAYOUT_VERSION = 1  # of pages.py and of the layouts of quantkit_kernels.forward.pages
@@ -95,28 +94,9 @@ class ModelRunner:
         """
         if self._pools is None:
             raise ValueError("allocate comes before the first step")
-        step = self._step(batch)
+        step = step_context(batch, self._config.cache.page_size, self._spec.vocab_size, self._spec.rope)
         return self._decoder.forward(
             torch.from_numpy(batch.token_ids), step, self._pools, torch.from_numpy(batch.logit_rows)
-        )
-
-    def _step(self, batch: Batch) -> StepContext:
-        sizes = np.diff(batch.cu_tokens)
-        rows = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        size = self._config.cache.page_size
-        slots = batch.block_table[rows, batch.positions // size].astype(np.int64) * size + batch.positions % size
-        positions = torch.from_numpy(batch.positions)
-        return StepContext(
-            phase=batch.phase,
-            positions=positions,
-            cu_tokens=torch.from_numpy(batch.cu_tokens),
-            lengths=torch.from_numpy(batch.lengths),
-            block_table=torch.from_numpy(batch.block_table),
-            slots=torch.from_numpy(slots),
-            rows=torch.from_numpy(rows),
-            visible=torch.from_numpy((batch.positions + 1).astype(np.int32)),
-            is_single=len(rows) == len(sizes) and bool((sizes == 1).all()),
-            angles=self._spec.rope.angles(positions),
         )
 
     def _kv_format_id(self) -> str:
@@ -157,6 +137,3 @@ def _ops(config: EngineConfig) -> Ops:
     if model.fp8_activations != "none":
         raise UsageError("float32 compute rounds no activations", where="fp8_activations", accepted="none")
     return ReferenceOps(model, cache)
-
-
-__all__ = ["ModelRunner", "ModelSpec", "open_runner"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -236,3 +237,34 @@ def test_pages_are_allocated_once_and_first(source: Path) -> None:
         found.allocate(4)
     found.run(batch)
     assert shared[1].any() and not shared[[0, 2, 3]].any()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"cu_tokens": [0, 3, 3]}, "cu_tokens must rise"),
+        ({"cu_tokens": [0, 2, 4]}, "cu_tokens must rise"),
+        ({"positions": [0, 1, 5]}, "positions must be the last ones"),
+        ({"positions": [-1, 0, 5]}, "positions must be the last ones"),
+        ({"lengths": [3, 6]}, "positions must be the last ones"),
+        ({"lengths": [2, 33], "positions": [0, 1, 32]}, "beyond the rows of block_table"),
+        ({"token_ids": [1, 2, 64]}, "token_ids must lie in"),
+        ({"token_ids": [1, -2, 3]}, "token_ids must lie in"),
+        ({"logit_rows": [0, 3]}, "logit_rows must be tokens"),
+        ({"block_table": [[1, -1], [-1, 2]]}, r"block_table\[1\] has no page"),
+        ({"block_table": [[1, -1], [9, 2]]}, "slots must lie in"),
+        ({"block_table": [[1, -1], [1, 2]]}, "slots names a slot twice"),
+    ],
+)
+def test_steps_that_do_not_fit_together(source: Path, change: dict[str, Any], message: str) -> None:
+    """Nothing is written: the pool stays empty."""
+    found = open_runner(source, EngineConfig(ModelConfig(weights="fp8"), CacheConfig(page_size=16)))
+    memory = torch.zeros((4, found.facts.page_bytes), dtype=torch.uint8)
+    found.allocate(4, memory)
+    good = step(Phase.DECODE, [([1, 2], 0, [1, -1]), ([3], 1, [3, 2])])
+    arrays = {name: np.array(value, getattr(good, name).dtype) for name, value in change.items()}
+    with pytest.raises(ValueError, match=message):
+        found.run(dataclasses.replace(good, **arrays))
+    assert not memory.any()
+    found.run(good)
+    assert memory[[1, 3]].any(1).all() and not memory[[0, 2]].any()
