@@ -1,7 +1,7 @@
 """The front door: OpenAI's endpoints, metrics and a page for people, over any ``Service``.
 
-``app.create_app`` puts it together. Read in the order in which a request goes through: ``gate``, ``keys``,
-``body`` (before a route sees it); ``schemas`` (what is accepted); ``template``, ``tokens`` (its prompt);
+``app.create_app`` puts it together. Read in the order in which a request goes through: ``hosts``, ``keys``,
+``gate``, ``body`` (before a route sees it); ``schemas`` (what is accepted); ``template``, ``tokens`` (its prompt);
 ``sampling``; ``answers`` (the engine's outputs, several at a time); ``chat`` and ``completions`` (shapes of the
 reply); ``sse``.
 

@@ -20,6 +20,7 @@ from .body import BodyLimit, StrictRoute
 from .context import Context
 from .disconnect import ClientGone, while_connected
 from .gate import GateKeeper
+from .hosts import HostCheck
 from .keys import KeyCheck
 from .schemas.chat import ChatRequest
 from .schemas.completions import CompletionRequest
@@ -67,6 +68,8 @@ def create_app(service: Service, tokenizer: Tokenizer, settings: HttpSettings) -
     # the last one added is the first one reached
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(GateKeeper, gate=context.gate)
+    if settings.is_local and not settings.api_keys:
+        app.add_middleware(HostCheck)
     if settings.api_keys:
         app.add_middleware(KeyCheck, keys=settings.api_keys)
     if settings.cors_origins:

@@ -58,6 +58,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         (401, "no valid API key"),
         (404, "no such model or path"),
         (413, "the body is too large"),
+        (421, "a name that this server doesn't answer to"),
         (429, "the queue is full"),
         (500, "the engine ended the answer with an error"),
         (503, "the engine is dead, or the server is shutting down"),

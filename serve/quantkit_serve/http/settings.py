@@ -12,6 +12,7 @@ class HttpSettings:
     Attributes:
         api_keys: any of them opens what needs one; none: everything is open.
         served_names: what clients may call the model, the first is shown; empty: the model's own name.
+        is_local: only this machine should reach it: without keys, it then answers to no foreign name (``hosts``).
         cors_origins: origins whose pages may call; empty: only pages from here.
         max_body_bytes: of a request; more is refused before it is read whole.
         max_choices: answers that one request may ask for, over all its prompts.
@@ -21,6 +22,7 @@ class HttpSettings:
 
     api_keys: tuple[str, ...] = ()
     served_names: tuple[str, ...] = ()
+    is_local: bool = False
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
     max_choices: int = 256

@@ -54,7 +54,8 @@ def serve(
         made = assemble(model, config, fault=fault)
         for line in _facts(made.engine):
             say(line)
-        settings = replace(settings, fingerprint=settings.fingerprint or made.pair_id)
+        fingerprint = settings.fingerprint or made.pair_id
+        settings = replace(settings, fingerprint=fingerprint, is_local=address.is_loopback)
         app = create_app(EngineService(made.engine), made.tokenizer, settings)
         Server(app, drain_s=drain_s, log_level="warning").run_on(
             listening, lambda url: say(f"answering at {url}; Ctrl-C ends")

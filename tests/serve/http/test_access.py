@@ -92,3 +92,22 @@ def test_a_closed_gate() -> None:
     health = client.get("/health")
     assert health.status_code == 503 and health.json()["status"] == "draining"
     assert client.get("/metrics").status_code == client.get("/live").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("localhost:8000", 200), ("LOCALHOST", 200), ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200), ("192.168.1.5", 200), ("evil.example", 421), ("evil.example:8000", 421),
+        ("localhost.evil.example", 421), ("127.0.0.1.evil.example", 421), ("[::1", 421),
+    ],
+)  # fmt: skip
+def test_a_local_server_answers_to_no_foreign_name(host: str, status: int) -> None:
+    """A page whose name was made to point to this machine sends its own name."""
+    got = Client(make(HttpSettings(is_local=True))[1]).get("/health", headers={"Host": host})
+    assert got.status_code == status
+
+
+def test_with_a_key_or_for_others_any_name_will_do() -> None:
+    for settings in (HttpSettings(is_local=True, api_keys=KEYS), HttpSettings()):
+        assert Client(make(settings)[1]).get("/health", headers={"Host": "served.example"}).status_code == 200
