@@ -7,6 +7,7 @@
 #include "environment.h"
 #include "matmul.h"
 #include "quantkit_kernels.h"
+#include "rows.h"
 
 namespace {
 
@@ -39,8 +40,11 @@ const QkOps* ops_of(int isa) {
 bool is_built(int isa) {
     switch (isa) {
         case QK_PORTABLE: return true;
-        case QK_AVX2: return qk_ops_avx2() && qk_cache_avx2() && qk_matmul_avx2() && qk_attention_avx2();
-        case QK_AVX512: return qk_ops_avx512() && qk_cache_avx512() && qk_matmul_avx512() && qk_attention_avx512();
+        case QK_AVX2:
+            return qk_ops_avx2() && qk_cache_avx2() && qk_matmul_avx2() && qk_attention_avx2() && qk_rows_avx2();
+        case QK_AVX512:
+            return qk_ops_avx512() && qk_cache_avx512() && qk_matmul_avx512() && qk_attention_avx512() &&
+                   qk_rows_avx512();
         case QK_AVX512_BF16: return is_built(QK_AVX512) && qk_matmul_avx512_bf16() && qk_attention_avx512_bf16();
         default: return false;
     }

@@ -19,6 +19,7 @@ CSRC = Path(__file__).resolve().parents[2] / "kernels" / "csrc"
 STUBS = {
     "ops": ("QkOps", "portable avx2 avx512"),
     "cache": ("QkCacheOps", "portable avx2 avx512"),
+    "rows": ("QkRowOps", "portable avx2 avx512"),
     "matmul": ("QkMatmulOps", "portable avx2 avx512 avx512_bf16"),
     "attention": ("QkAttentionOps", "portable avx2 avx512 avx512_bf16"),
 }
@@ -54,12 +55,13 @@ def test_only_the_library_itself_is_loaded(tmp_path: Path) -> None:
         ("matmul_avx512_bf16", {3}),
         ("attention_avx512_bf16", {3}),
         ("cache_avx2", {1}),
+        ("rows_avx512", {2, 3}),
         ("attention_avx512", {2, 3}),
     ],
 )
 def test_a_level_is_offered_only_if_all_of_it_was_built(tmp_path: Path, left_out: str, missing: set[int]) -> None:
     """An old compiler leaves out single sources (setup.py); a call into one of them would do nothing."""
-    lines = ['#include "attention.h"', '#include "matmul.h"']
+    lines = [f'#include "{header}.h"' for header in ("attention", "matmul", "rows")]
     for area, (kind, levels) in STUBS.items():
         lines.append(f"static const {kind} some_{area}{{}};")
         for level in levels.split():

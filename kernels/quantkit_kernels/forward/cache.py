@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from . import check, table
+from .checked_table import CheckedSlots, CheckedTable
 from .choice import implementation
 from .pages import INDEX_DIM, LATENT, ROPE, GqaLayout, IndexLayout, MlaLayout, PageLayout
 
 
-def store_gqa(pages: Tensor, layout: GqaLayout, slots: Tensor, key: Tensor, value: Tensor) -> None:
+def store_gqa(pages: Tensor, layout: GqaLayout, slots: Tensor | CheckedSlots, key: Tensor, value: Tensor) -> None:
     """Store T tokens' keys and values.
 
     Args:
         pages: uint8 ``[N, page_bytes]``, written in place.
-        slots: int64 ``[T]``, page * S + offset; -1 skips a token.
+        slots: int64 ``[T]``, page * S + offset; -1 skips a token. Or slots that were checked for all layers of a
+            step (``checked.py``).
         key, value: bfloat16 ``[T, Hkv, D]``, any strides; keys rotated already.
 
     Raises:
@@ -33,12 +35,14 @@ def store_gqa(pages: Tensor, layout: GqaLayout, slots: Tensor, key: Tensor, valu
     layout.check(pages)
     _rows("key", key, pages, None, layout.num_kv_heads, layout.head_dim)
     _rows("value", value, pages, *key.shape)
-    table.slots(slots, layout, pages, key.shape[0])
+    slots = table.slots(slots, layout, pages, key.shape[0])
     if key.shape[0]:
         implementation("cache", pages).store_gqa(pages, layout, slots, key, value)
 
 
-def store_mla(pages: Tensor, layout: MlaLayout, slots: Tensor, latent: Tensor, rope: Tensor) -> None:
+def store_mla(
+    pages: Tensor, layout: MlaLayout, slots: Tensor | CheckedSlots, latent: Tensor, rope: Tensor
+) -> None:
     """Store T tokens' latents, bfloat16 ``[T, 512]``, and rotated key parts, bfloat16 ``[T, 64]``.
 
     The rotary part stays bf16. Everything else as ``store_gqa``.
@@ -47,27 +51,30 @@ def store_mla(pages: Tensor, layout: MlaLayout, slots: Tensor, latent: Tensor, r
     layout.check(pages)
     _rows("latent", latent, pages, None, LATENT)
     _rows("rope", rope, pages, latent.shape[0], ROPE)
-    table.slots(slots, layout, pages, latent.shape[0])
+    slots = table.slots(slots, layout, pages, latent.shape[0])
     if latent.shape[0]:
         implementation("cache", pages).store_mla(pages, layout, slots, latent, rope)
 
 
-def store_index_keys(pages: Tensor, layout: IndexLayout, slots: Tensor, keys: Tensor) -> None:
+def store_index_keys(pages: Tensor, layout: IndexLayout, slots: Tensor | CheckedSlots, keys: Tensor) -> None:
     """Store T tokens' indexer keys, bfloat16 ``[T, 128]``; everything else as ``store_gqa``."""
     IndexLayout.expect(layout)
     layout.check(pages)
     _rows("keys", keys, pages, None, INDEX_DIM)
-    table.slots(slots, layout, pages, keys.shape[0])
+    slots = table.slots(slots, layout, pages, keys.shape[0])
     if keys.shape[0]:
         implementation("cache", pages).store_index_keys(pages, layout, slots, keys)
 
 
-def gather_gqa(pages: Tensor, layout: GqaLayout, block_table: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def gather_gqa(
+    pages: Tensor, layout: GqaLayout, block_table: Tensor | CheckedTable, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
     """Keys and values of R requests, in order of position.
 
     Args:
         pages: uint8 ``[N, page_bytes]``.
-        block_table: int32 ``[R, P]``, rows contiguous; entries beyond a request's length may be anything.
+        block_table: int32 ``[R, P]``, rows contiguous; entries beyond a request's length may be anything. Or a
+            table that was checked (``checked.py``), with its ``lengths``.
         lengths: int32 ``[R]``, tokens of each request.
 
     Returns:
@@ -78,23 +85,27 @@ def gather_gqa(pages: Tensor, layout: GqaLayout, block_table: Tensor, lengths: T
             names the argument.
     """
     GqaLayout.expect(layout)
-    longest = _longest(pages, layout, block_table, lengths)
+    block_table, longest = _longest(pages, layout, block_table, lengths)
     key, value = implementation("cache", pages).gather_gqa(pages, layout, block_table, lengths, longest)
     return key, value
 
 
-def gather_mla(pages: Tensor, layout: MlaLayout, block_table: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def gather_mla(
+    pages: Tensor, layout: MlaLayout, block_table: Tensor | CheckedTable, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
     """Latents bfloat16 ``[R, L, 512]`` and rotary parts bfloat16 ``[R, L, 64]``; as ``gather_gqa``."""
     MlaLayout.expect(layout)
-    longest = _longest(pages, layout, block_table, lengths)
+    block_table, longest = _longest(pages, layout, block_table, lengths)
     latent, rope = implementation("cache", pages).gather_mla(pages, layout, block_table, lengths, longest)
     return latent, rope
 
 
-def gather_index_keys(pages: Tensor, layout: IndexLayout, block_table: Tensor, lengths: Tensor) -> Tensor:
+def gather_index_keys(
+    pages: Tensor, layout: IndexLayout, block_table: Tensor | CheckedTable, lengths: Tensor
+) -> Tensor:
     """Indexer keys bfloat16 ``[R, L, 128]``; as ``gather_gqa``."""
     IndexLayout.expect(layout)
-    longest = _longest(pages, layout, block_table, lengths)
+    block_table, longest = _longest(pages, layout, block_table, lengths)
     keys: Tensor = implementation("cache", pages).gather_index_keys(pages, layout, block_table, lengths, longest)
     return keys
 
@@ -132,6 +143,9 @@ def _rows(name: str, value: Tensor, pages: Tensor, *size: int | None) -> None:
     check.disjoint("pages", pages, name, value)
 
 
-def _longest(pages: Tensor, layout: PageLayout, block_table: Tensor, lengths: Tensor) -> int:
-    found = table.context(block_table, lengths, layout, pages)
-    return int(found.max()) if found.size else 0
+def _longest(
+    pages: Tensor, layout: PageLayout, block_table: Tensor | CheckedTable, lengths: Tensor
+) -> tuple[Tensor, int]:
+    """The table, and the longest length."""
+    block_table, found = table.context(block_table, lengths, layout, pages)
+    return block_table, int(found.max(initial=0))

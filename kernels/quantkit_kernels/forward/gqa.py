@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import check, table
+from .checked_table import CheckedTable
 from .choice import implementation
 from .pages import GqaLayout
 
@@ -25,7 +26,7 @@ def gqa_decode(
     query: Tensor,
     pages: Tensor,
     layout: GqaLayout,
-    block_table: Tensor,
+    block_table: Tensor | CheckedTable,
     lengths: Tensor,
     *,
     scale: float,
@@ -36,7 +37,8 @@ def gqa_decode(
     Args:
         query: bfloat16 ``[R, Hq, D]``, any strides.
         pages: uint8 ``[N, page_bytes]``; the query's own token is stored already.
-        block_table: int32 ``[R, P]``, rows contiguous; entries beyond a request's length may be anything.
+        block_table: int32 ``[R, P]``, rows contiguous; entries beyond a request's length may be anything. Or a
+            table that was checked for all layers of a step (``checked.py``), with its own tensors as the others.
         lengths: int32 ``[R]``, tokens of each context, the query's own included.
         scale: factor of the scores, usually D^-0.5; finite.
         out: where to write; must not overlap an input.
@@ -49,7 +51,7 @@ def gqa_decode(
             the pool; the message names the argument.
     """
     GqaLayout.expect(layout)
-    table.context(block_table, lengths, layout, pages)
+    block_table, _ = table.context(block_table, lengths, layout, pages)
     _query(query, layout, pages, block_table.shape[0])
     scale = check.factor("scale", scale)
     inputs = (("query", query), ("pages", pages), ("block_table", block_table), ("lengths", lengths))
@@ -63,7 +65,7 @@ def gqa_prefill(
     query: Tensor,
     pages: Tensor,
     layout: GqaLayout,
-    block_table: Tensor,
+    block_table: Tensor | CheckedTable,
     cu_queries: Tensor,
     lengths: Tensor,
     *,
@@ -104,7 +106,9 @@ def gqa_prefill(
             check.shape(name, fresh, tokens, layout.num_kv_heads, layout.head_dim)
             check.same_device(name, fresh, query)
             inputs.append((name, fresh))
-    table.prefill(block_table, cu_queries, lengths, layout, pages, query.shape[0], is_fresh=fresh_key is not None)
+    block_table, _ = table.prefill(
+        block_table, cu_queries, lengths, layout, pages, query.shape[0], is_fresh=fresh_key is not None
+    )
     inputs += [("block_table", block_table), ("cu_queries", cu_queries), ("lengths", lengths)]
     out = check.output("out", out, query, tuple(query.shape), *inputs)
     if query.numel():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import check, table
+from .checked_table import CheckedTable
 from .choice import implementation
 from .pages import INDEX_DIM, IndexLayout
 
@@ -22,7 +23,7 @@ def index_scores(
     head_weights: Tensor,
     pages: Tensor,
     layout: IndexLayout,
-    block_table: Tensor,
+    block_table: Tensor | CheckedTable,
     rows: Tensor,
     lengths: Tensor,
 ) -> Tensor:
@@ -32,7 +33,8 @@ def index_scores(
         query: bfloat16 ``[T, Hi, 128]``, any strides.
         head_weights: float32 ``[T, Hi]``, any strides.
         pages: uint8 ``[N, page_bytes]``.
-        block_table: int32 ``[R, P]``, rows contiguous; entries beyond what is visible may be anything.
+        block_table: int32 ``[R, P]``, rows contiguous; entries beyond what is visible may be anything. Or a table
+            that was checked for all layers of a step (``checked.py``), then with its ``rows`` and ``visible``.
         rows: int32 ``[T]``, each token's row of the table.
         lengths: int32 ``[T]``, keys that each token sees, from position 0.
 
@@ -53,7 +55,7 @@ def index_scores(
     check.tensor("head_weights", head_weights, torch.float32)
     check.shape("head_weights", head_weights, tokens, heads)
     check.same_device("head_weights", head_weights, pages)
-    longest = table.rows(block_table, rows, lengths, layout, pages, tokens)
+    block_table, longest = table.rows(block_table, rows, lengths, layout, pages, tokens)
     if not tokens or not longest:
         return query.new_empty((tokens, longest), dtype=torch.float32)
     scores: Tensor = implementation("index", query).index_scores(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import check, table
+from .checked_table import CheckedTable
 from .choice import implementation
 from .pages import LATENT, ROPE, MlaLayout
 
@@ -25,7 +26,7 @@ def mla_decode(
     query_rope: Tensor,
     pages: Tensor,
     layout: MlaLayout,
-    block_table: Tensor,
+    block_table: Tensor | CheckedTable,
     lengths: Tensor,
     *,
     scale: float,
@@ -38,7 +39,8 @@ def mla_decode(
         query_latent: bfloat16 ``[R, H, 512]``, any strides.
         query_rope: bfloat16 ``[R, H, 64]``, any strides.
         pages: uint8 ``[N, page_bytes]``; the query's own token is stored already.
-        block_table: int32 ``[R, P]``, rows contiguous; entries beyond a request's length may be anything.
+        block_table: int32 ``[R, P]``, rows contiguous; entries beyond a request's length may be anything. Or a
+            table that was checked for all layers of a step (``checked.py``), with its own tensors as the others.
         lengths: int32 ``[R]``, tokens of each context, the query's own included.
         scale: factor of the scores; finite.
         indices: int32 ``[R, K]``, rows contiguous: the positions to attend to, each below the request's length, -1
@@ -54,7 +56,7 @@ def mla_decode(
     """
     MlaLayout.expect(layout)
     scale = check.factor("scale", scale)
-    found = table.context(block_table, lengths, layout, pages)
+    block_table, found = table.context(block_table, lengths, layout, pages)
     _query(query_latent, query_rope, pages, block_table.shape[0])
     inputs = [*_inputs(query_latent, query_rope, pages), ("block_table", block_table), ("lengths", lengths)]
     if indices is not None:
@@ -81,7 +83,7 @@ def mla_prefill(
     query_rope: Tensor,
     pages: Tensor,
     layout: MlaLayout,
-    block_table: Tensor,
+    block_table: Tensor | CheckedTable,
     cu_queries: Tensor,
     lengths: Tensor,
     *,
@@ -126,12 +128,12 @@ def mla_prefill(
             check.same_device(name, fresh, pages)
             inputs.append((name, fresh))
     rows = query_latent.shape[0]
-    starts, found = table.prefill(
+    block_table, found = table.prefill(
         block_table, cu_queries, lengths, layout, pages, rows, is_fresh=fresh_latent is not None
     )
     inputs += [("block_table", block_table), ("cu_queries", cu_queries), ("lengths", lengths)]
     if indices is not None:
-        table.indices(indices, rows, table.visible(starts, found), pages)
+        table.indices(indices, rows, found, pages)
         inputs.append(("indices", indices))
     out = check.output("out", out, query_latent, tuple(query_latent.shape), *inputs)
     if query_latent.numel():

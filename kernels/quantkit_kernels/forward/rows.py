@@ -32,9 +32,11 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     check.matrix("x", x, torch.bfloat16)
     check.tensor("weight", weight, torch.float32)
     check.shape("weight", weight, x.shape[1])
+    check.same_device("weight", weight, x)
+    epsilon = check.factor("epsilon", epsilon)
     out = x.new_empty(x.shape)
     if x.numel():
-        implementation("rows", x).rms_norm(x, weight.contiguous(), float(epsilon), out)
+        implementation("rows", x).rms_norm(x, weight.contiguous(), epsilon, out)
     return out
 
 
@@ -58,6 +60,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, is_interleaved: bool) -> Tens
     for name, value in (("cos", cos), ("sin", sin)):
         check.matrix(name, value, torch.float32)
         check.shape(name, value, x.shape[0], cos.shape[1])
+        check.same_device(name, value, x)
     if 2 * cos.shape[1] > x.shape[2]:
         raise ValueError(f"cos has {cos.shape[1]} pairs, more than {x.shape[2]} columns hold")
     if cos.stride() != sin.stride():

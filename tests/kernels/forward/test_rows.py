@@ -74,6 +74,8 @@ def test_wrong_arguments_are_named() -> None:
         (lambda: rms_norm(x.float(), torch.ones(8), 1e-6), TypeError, "x must be bfloat16"),
         (lambda: rms_norm(x, torch.ones(7), 1e-6), ValueError, "weight must be of shape"),
         (lambda: rms_norm(x, torch.ones(8).bfloat16(), 1e-6), TypeError, "weight must be float32"),
+        (lambda: rms_norm(x, torch.ones(8), float("nan")), ValueError, "epsilon must be a finite"),
+        (lambda: rms_norm(x, torch.ones(8), "1"), TypeError, "epsilon must be a number"),  # type: ignore[arg-type]
         (lambda: rotate(x, cos, sin, is_interleaved=True), ValueError, "x must have 3 dimensions"),
         (lambda: rotate(x[:, None], cos[:3], sin, is_interleaved=True), ValueError, "cos must be of shape"),
         (lambda: rotate(x[:, None], cos, sin[:, :1], is_interleaved=True), ValueError, "sin must be of shape"),

@@ -12,6 +12,8 @@ from torch import Tensor
 from quantkit_kernels.forward import choice
 from quantkit_kernels.library import Library
 
+from .call import fail
+
 NormCall = c_int64 * 6  # QkNorm
 RotateCall = c_int64 * 12  # QkRotate
 
@@ -19,7 +21,9 @@ RotateCall = c_int64 * 12  # QkRotate
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> None:
     rows, columns = x.shape
     call = NormCall(x.data_ptr(), x.stride(0), rows, columns, weight.data_ptr(), out.data_ptr())
-    _function(choice.library(), "qk_rms_norm", c_float)(call, epsilon, torch.get_num_threads())
+    status = _function(choice.library(), "qk_rms_norm", c_float)(call, epsilon, torch.get_num_threads())
+    if status:
+        fail("qk_rms_norm", status)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool, out: Tensor) -> None:
@@ -28,7 +32,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool, out: Tenso
         x.data_ptr(), x.stride(0), x.stride(1), tokens, heads, columns, cos.shape[1], is_interleaved,
         cos.data_ptr(), sin.data_ptr(), cos.stride(0), out.data_ptr(),
     )  # fmt: skip
-    _function(choice.library(), "qk_rotate")(call, torch.get_num_threads())
+    status = _function(choice.library(), "qk_rotate")(call, torch.get_num_threads())
+    if status:
+        fail("qk_rotate", status)
 
 
 @cache
