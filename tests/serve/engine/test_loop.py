@@ -12,8 +12,9 @@ import pytest
 
 from quantkit_serve.batch import Batch
 from quantkit_serve.engine.loop import EngineService
+from quantkit_serve.engine.stream import Stream
 from quantkit_serve.refusal import Overloaded, Refused, Unavailable
-from quantkit_serve.request import FinishReason, Output, Request
+from quantkit_serve.request import FinishReason, Grammar, Output, Request
 from quantkit_serve.service import Service
 from tests.serve.engine.fake import FakeRunner, alone, config, engine, request
 
@@ -193,3 +194,44 @@ def test_stop_without_patience_aborts() -> None:
         assert (await task)[1].finish is FinishReason.ABORT
 
     serve(test, pages=30_000)
+
+
+def test_nothing_follows_the_last_output() -> None:
+    async def run() -> None:
+        left: list[str] = []
+        stream = Stream(None, lambda: left.append("left"))
+        stream.put(Output("r", text="a"))
+        stream.put(Output("r", finish=FinishReason.ABORT))
+        stream.put(Output("r", text="late", finish=FinishReason.LENGTH))
+        assert [(o.text, o.finish) async for o in stream] == [("a", None), ("", FinishReason.ABORT)]
+        await stream.aclose()
+        del stream
+        gc.collect()
+        assert not left
+
+    asyncio.run(run())
+
+
+def test_an_abort_while_the_grammar_is_compiled_keeps_it_out_of_the_engine() -> None:
+    async def run() -> None:
+        core, _ = engine(compiler=SlowCompiler())
+        service = EngineService(core)
+        await service.start()
+        stream = service.submit(request("r", [5], 5, grammar=Grammar("regex", "a")))
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.to_thread(SlowCompiler.entered.wait, 60)
+        service.abort("r")
+        SlowCompiler.open.set()
+        assert (await first).finish is FinishReason.ABORT
+        assert not core.has_work and service.figures().prompt_tokens == 0
+        await service.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+class SlowCompiler:
+    entered, open = threading.Event(), threading.Event()
+
+    def compile(self, grammar: Grammar) -> None:
+        self.entered.set()
+        assert self.open.wait(60)

@@ -91,6 +91,19 @@ def test_the_distribution_is_that_of_transformers(given: dict[str, float]) -> No
     assert stats.chisquare(have[kept], want[kept] * have[kept].sum() / want[kept].sum()).pvalue > 1e-4
 
 
+def test_wide_distributions_are_drawn_right() -> None:
+    """Several chunks of a row, and tokens of which each is rare and all together are not."""
+    logits = np.random.default_rng(5).standard_normal((1, 300), np.float32) * 0.5
+    weights = np.exp(logits[0].astype(np.float64))
+    counts = draw_many(logits, params(), 20_000)
+    assert stats.chisquare(counts, weights / weights.sum() * 20_000).pvalue > 1e-4
+    logits = np.full((1, 5000), -7, np.float32)
+    logits[0, 4000] = 0  # has 1 / (1 + 4999 exp(-7)) = 0.18 of all
+    kept = np.flatnonzero(draw_many(logits, params(top_p=0.5), 6000))
+    expected = (0.5 * (1 + 4999 * np.exp(-7)) - 1) / np.exp(-7)  # besides the likely one, the lowest ids
+    assert kept[-1] == 4000 and expected - 30 < kept[-2] < expected + 1
+
+
 def test_of_equally_likely_tokens_the_lowest_ids_are_kept() -> None:
     logits = np.zeros((1, 30), np.float32)
     logits[0, 20] = 1
