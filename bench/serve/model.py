@@ -213,7 +213,7 @@ def plan(name: str, options: Options) -> Any:
     """What is converted: round to nearest, groups of 32."""
     linears = "all" if name.endswith("-all") else "routed"
     rest = "bf16" if name.endswith("-bf16-rest") else "fp8"
-    return quantkit.plan(str(source(name, options)), method="rtn", linears=linears, rest=rest)
+    return quantkit.plan(str(source(name, options)), method="rtn", linears=linears, rest=rest, place="link")
 
 
 def decode_reads(name: str, options: Options) -> dict[str, Any]:

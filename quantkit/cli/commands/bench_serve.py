@@ -74,7 +74,8 @@ from ..options import Numbers, OutputPath, output_options
     type=click.IntRange(min=0),
     metavar="N",
     default=0,
-    help="Chooses prompts and arrival times (default: 0).",
+    help="Chooses prompts and arrival times; a server may have the prompts of an earlier run with the same seed "
+    "in its prefix cache (default: 0).",
 )
 @click.option(
     "--price-per-hour",
