@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from quantkit.errors import UsageError
+
 from .console import Console
 from .options import Bytes, Decorator, stacked
 
 if TYPE_CHECKING:
     from quantkit_serve.config import EngineConfig
+    from quantkit_serve.split.config import SplitConfig
     from quantkit_serve.start.servable import Servable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +85,22 @@ _SCHEDULER = (
 )  # fmt: skip
 
 
+_SPLIT = (
+    click.option(
+        "--split", is_flag=True,
+        help="Prefill and decode in a process each, at the same time, over one pool of pages in shared memory.",
+    ),
+    click.option(
+        "--split-threads", metavar="prefill=N,decode=N",
+        help="Threads of each process (default: the cores, divided).",
+    ),
+    click.option(
+        "--split-canary", is_flag=True,
+        help="At each hand-off, compare the bytes of the pages with what prefill left; a millisecond per MB.",
+    ),
+)  # fmt: skip
+
+
 def engine_options(function: F) -> F:
     """How model, cache and scheduler are set; the command gets a function that makes the ``EngineConfig``."""
     every = (*_MODEL, *_CACHE, *_SCHEDULER)
@@ -118,6 +137,33 @@ def engine_config(
             max_model_len=max_model_len,
         ),
     )  # fmt: skip
+
+
+def split_options(function: F) -> F:
+    """Whether there are two processes, and how; the command gets a function that makes the ``SplitConfig``."""
+
+    @wraps(function)
+    def with_split(*args: Any, split: bool, split_threads: str | None, split_canary: bool, **kwargs: Any) -> Any:
+        return function(*args, split=lambda: split_config(split, split_threads, split_canary), **kwargs)
+
+    decorate: Decorator[Any] = stacked(*_SPLIT)
+    return cast(F, decorate(with_split))
+
+
+def split_config(is_split: bool, threads: str | None, has_canary: bool) -> SplitConfig | None:
+    """None: one process.
+
+    Raises:
+        UsageError: options of two processes for one, or threads that can't be.
+    """
+    if not is_split:
+        for name, value in (("--split-threads", threads), ("--split-canary", has_canary)):
+            if value:
+                raise UsageError("is for two processes", where=name, accepted="with --split")
+        return None
+    from quantkit_serve.split.config import SplitConfig, default_threads, parse_threads
+
+    return SplitConfig(default_threads() if threads is None else parse_threads(threads), has_canary=has_canary)
 
 
 def found(source: str, out: Console) -> Servable:

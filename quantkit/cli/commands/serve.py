@@ -12,10 +12,11 @@ import click
 from ..console import Console
 from ..lazy import Example, command
 from ..options import Bytes, output_options
-from ..serving import engine_options, found
+from ..serving import engine_options, found, split_options
 
 if TYPE_CHECKING:
     from quantkit_serve.config import EngineConfig
+    from quantkit_serve.split.config import SplitConfig
 
 FAULTS = ("free-early", "double-allocate", "remap", "stale-prefix", "late-write")
 
@@ -39,6 +40,7 @@ FAULTS = ("free-early", "double-allocate", "remap", "stale-prefix", "late-write"
     help="What clients call the model; may be given several times (default: the directory's name).",
 )  # fmt: skip
 @engine_options
+@split_options
 @click.option(
     "--api-key-file", type=click.Path(), metavar="FILE",
     help="Keys that clients must send, one per line; also from $QUANTKIT_API_KEYS (default: none).",
@@ -63,7 +65,8 @@ FAULTS = ("free-early", "double-allocate", "remap", "stale-prefix", "late-write"
 @output_options
 def serve(
     artifact: str, host: str, port: int, names: tuple[str, ...], engine: Callable[[], EngineConfig],
-    api_key_file: str | None, origins: tuple[str, ...], max_body: int, request_timeout: float | None, drain: float,
+    split: Callable[[], SplitConfig | None], api_key_file: str | None,
+    origins: tuple[str, ...], max_body: int, request_timeout: float | None, drain: float,
     fault: str | None, out: Console,
 ) -> None:  # fmt: skip
     """Serve an ARTIFACT over HTTP, prefill on its FP8 view and decode on its INT4 view, with a paged KV cache
@@ -89,4 +92,5 @@ def serve(
         api_keys=keys, served_names=names, cors_origins=origins, max_body_bytes=max_body,
         request_timeout_s=request_timeout,
     )  # fmt: skip
-    run(found(artifact, out), engine(), settings, address, drain_s=drain, fault=fault, say=out.say)
+    chosen = split()
+    run(found(artifact, out), engine(), settings, address, split=chosen, drain_s=drain, fault=fault, say=out.say)

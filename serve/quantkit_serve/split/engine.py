@@ -36,7 +36,7 @@ class SplitEngine(Engine):
     """See the module and ``Engine``.
 
     Args:
-        pair: of workers; closed with the engine.
+        pair: of workers; closed with the engine, and if there can be none.
         config: see there.
         split: limits, and whether there is a canary.
         vocabulary: of the tokenizer.
@@ -50,8 +50,12 @@ class SplitEngine(Engine):
     def __init__(
         self, pair: Pair, config: EngineConfig, split: SplitConfig, vocabulary: Vocabulary, **more: Any
     ) -> None:
-        super().__init__(pair, config, vocabulary, **more)
         self._pair, self._split = pair, split
+        try:
+            super().__init__(pair, config, vocabulary, **more)
+        except BaseException:
+            pair.close()
+            raise
         self.handoffs = HandOffs(self.pool, Canary([pair.memory]) if split.has_canary else None)
         self._num_changes = 0
         self._stalled_at: dict[Phase | None, int] = {}  # lane -> the change after which it had nothing to do

@@ -73,7 +73,8 @@ def main(args: list[str]) -> int:
     except Gone:
         return 0
     except Exception as error:
-        traceback.print_exc()
+        if not isinstance(error, QuantkitError):  # which the engine reports
+            traceback.print_exc()
         channel.send(Kind.FAILED, pack_json(describe(error)))
         return 1
     return 0  # pragma: no cover  (serve ends by an exception only)

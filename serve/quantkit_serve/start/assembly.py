@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import EngineConfig
 from .servable import Servable
@@ -11,6 +11,7 @@ from .servable import Servable
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..http.tokenizer import Tokenizer
+    from ..split.config import SplitConfig
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,14 @@ class Assembled:
     pair_id: str | None
 
 
-def assemble(model: Servable, config: EngineConfig, *, fault: str | None = None) -> Assembled:
+def assemble(
+    model: Servable, config: EngineConfig, *, split: SplitConfig | None = None, fault: str | None = None
+) -> Assembled:
     """Load the model, take the memory of its pages.
 
     Args:
         model: an artifact, or a checkpoint in the Hugging Face layout.
+        split: two workers, which end with the engine (``Engine.close``); None: one process.
         fault: to inject, one of ``paging.faults.FAULTS``; for tests.
 
     Raises:
@@ -47,20 +51,28 @@ def assemble(model: Servable, config: EngineConfig, *, fault: str | None = None)
     from ..engine.engine import Engine
     from ..engine.grammar import Compiler
     from ..http.tokenizer import Tokenizer
-    from ..model.runner import open_runner
+    from ..model.runner import ModelRunner, open_runner
     from ..paging.faults import FAULTS
+    from ..split.engine import SplitEngine
+    from ..split.pair import Pair, open_pair
 
     folder, name = model
     is_artifact = (folder / MANIFEST).is_file()
     tokenizer = Tokenizer.load(folder / "decode" if is_artifact else folder)
-    runner = open_runner(folder, config, name)
-    facts = runner.facts
-    engine = Engine(
-        runner,
-        config,
-        tokenizer.vocabulary,
-        compiler=Compiler(tokenizer.raw.to_str(), facts.vocab_size, facts.eos_token_ids),
-        fault=FAULTS[fault]() if fault else None,
-        scribble=runner.scribble,
-    )
+
+    def more(runner: ModelRunner | Pair) -> dict[str, Any]:
+        facts = runner.facts
+        return {
+            "compiler": Compiler(tokenizer.raw.to_str(), facts.vocab_size, facts.eos_token_ids),
+            "fault": FAULTS[fault]() if fault else None,
+            "scribble": runner.scribble,
+        }
+
+    engine: Engine
+    if split is None:
+        runner = open_runner(folder, config, name)
+        engine = Engine(runner, config, tokenizer.vocabulary, **more(runner))
+    else:
+        pair = open_pair(folder, config, split, name)
+        engine = SplitEngine(pair, config, split, tokenizer.vocabulary, **more(pair))
     return Assembled(engine, tokenizer, Artifact.open(folder).manifest.pair_id if is_artifact else None)

@@ -16,6 +16,7 @@ from .servable import Servable
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..http.settings import HttpSettings
+    from ..split.config import SplitConfig
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ class Address:
 
 
 def serve(
-    model: Servable, config: EngineConfig, settings: HttpSettings, address: Address, *, drain_s: float = 30.0,
-    fault: str | None = None, say: Callable[[str], None] = lambda _: None,
+    model: Servable, config: EngineConfig, settings: HttpSettings, address: Address, *,
+    split: SplitConfig | None = None, drain_s: float = 30.0, fault: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Load a model and answer until a signal comes (``http.server``).
 
     Args:
-        model, config, fault: see ``assemble``.
+        model, config, split, fault: see ``assemble``.
         drain_s: seconds that running requests get to finish.
         say: told what was loaded, and the address when it answers.
 
@@ -51,9 +53,12 @@ def serve(
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     with listen(address.host, address.port) as listening:
-        made = assemble(model, config, fault=fault)
+        made = assemble(model, config, split=split, fault=fault)
         for line in _facts(made.engine):
             say(line)
+        if split is not None:
+            threads = (f"{phase.value} with {count}" for phase, count in split.threads.items())
+            say(f"two workers, {' and '.join(threads)} threads")
         fingerprint = settings.fingerprint or made.pair_id
         settings = replace(settings, fingerprint=fingerprint, is_local=address.is_loopback)
         app = create_app(EngineService(made.engine), made.tokenizer, settings)

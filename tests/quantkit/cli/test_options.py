@@ -36,7 +36,7 @@ GOLDEN = {
     "fidelity": f"{OUTPUT} --attach --dtype --text --tokens",
     "serve": (
         f"{OUTPUT} {ENGINE} --allow-origin --api-key-file --drain --host --inject-fault --max-body --port "
-        "--request-timeout --served-model-name"
+        "--request-timeout --served-model-name --split --split-canary --split-threads"
     ),
     "generate": f"{OUTPUT} {ENGINE} --chat --max-tokens --seed --stop --temperature --top-p",
     "report": OUTPUT,

@@ -126,7 +126,8 @@ def serve(
         counts = found.core.pool.counts()
         assert counts.used == counts.quarantined == 0
 
+    gc.collect()  # of earlier tests
     before = len(descriptors())
     asyncio.run(run())
     gc.collect()
-    assert not segments() and len(descriptors()) == before
+    assert not segments() and len(descriptors()) <= before

@@ -204,7 +204,7 @@ def lives(draw: st.DrawFn) -> tuple[list[Request], list[tuple[str, int]]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(lives(), st.integers(9, 20), st.booleans())
+@given(lives(), st.integers(11, 22), st.booleans())
 def test_any_order_of_events_gives_the_same_tokens(
     life: tuple[list[Request], list[tuple[str, int]]], pages: int, deterministic: bool
 ) -> None:

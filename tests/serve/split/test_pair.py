@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantkit.errors import ArtifactError, EnvironmentProblem, SourceError
+from quantkit.errors import ArtifactError, EnvironmentProblem, SourceError, UsageError
 from quantkit_serve.paging import PageRef
 from quantkit_serve.phase import Phase
 from quantkit_serve.request import FinishReason
+from quantkit_serve.split.engine import SplitEngine
 from quantkit_serve.split.pair import Pair
 from quantkit_serve.split.process import Opening
-from tests.serve.engine.fake import alone, config, request
-from tests.serve.split.harness import Split, openings, serve, split_config, until
+from tests.serve.engine.fake import WORDS, alone, config, request
+from tests.serve.split.harness import Split, is_there, openings, serve, split_config, until
 
 
 def test_answers_are_those_of_one_process(tmp_path: Path) -> None:
@@ -120,6 +121,14 @@ def test_a_worker_that_can_not_start(tmp_path: Path) -> None:
     (tmp_path / "hold-load-decode").touch()
     with pytest.raises(EnvironmentProblem, match="stuck in loading the model for more than 2 s"):
         Pair(openings(tmp_path), split_config(load_limit_s=2.0))
+
+
+def test_an_engine_that_can_not_be_leaves_no_workers(tmp_path: Path) -> None:
+    pair = Pair(openings(tmp_path), split_config())
+    pids = [runner.pid for runner in pair.runners.values()]
+    with pytest.raises(UsageError, match="less than one page"):
+        SplitEngine(pair, config(pages=0), split_config(), WORDS)
+    assert not [pid for pid in pids if pid is None or is_there(pid)]
 
 
 def test_the_memory_of_the_pool_is_what_workers_write(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 def test_memory_is_shared_grows_and_has_no_name() -> None:
+    gc.collect()  # of earlier tests
     before = len(descriptors())
     memory = SharedMemory.create("test")
     memory.resize(10_000)

@@ -96,6 +96,19 @@ def test_a_fault_is_met_and_ends_one_request(artifact: Path) -> None:
     assert any("expected page" in line for line in lines)
 
 
+def test_two_workers_answer_and_drain(artifact: Path) -> None:
+    more: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
+    with served(str(artifact), "--split", "--split-threads", "prefill=1,decode=1") as (process, url, lines):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+        stream = client.completions.create(model="tiny-w4", prompt=PROMPT, max_tokens=100, stream=True, **more)
+        next(iter(stream))
+        assert re.search(r"quantkit:handoff_seconds_count\S* 1\.0", httpx.get(f"{url}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert process.wait(30) == 0
+    assert any("two workers, prefill with 1 and decode with 1 threads" in line for line in lines)
+
+
 def test_generate_streams_text_to_stdout(artifact: Path) -> None:
     done = quantkit_("generate", str(artifact), PROMPT, "--max-tokens", "12", "--weights", "fp8", "-q")
     assert done.returncode == 0 and done.stderr == ""
@@ -118,6 +131,9 @@ def test_generate_streams_text_to_stdout(artifact: Path) -> None:
         (("generate", "ARTIFACT", PROMPT, "--kv-dtype", "f32"), 2, "float32"),
         (("serve", "ARTIFACT", "--host", "203.0.113.1"), 4, "can't listen"),
         (("serve", "ARTIFACT", "--api-key-file", "/dev/null"), 2, "no API key"),
+        (("serve", "ARTIFACT", "--split-threads", "prefill=1,decode=1"), 2, "with --split"),
+        (("serve", "ARTIFACT", "--split", "--split-threads", "2"), 2, "prefill=N,decode=N"),
+        (("serve", "ARTIFACT/decode", "--split", "--port", "0"), 2, "plain checkpoint"),
     ],
 )
 def test_what_can_not_be_is_one_error(artifact: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
