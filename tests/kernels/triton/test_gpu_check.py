@@ -26,9 +26,10 @@ def test_it_runs_in_the_interpreter(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_wrong_kernel_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tools import gpu_correctness
+    from tools.gpu_correctness import indexer
 
-    monkeypatch.setattr(gpu_correctness.index, "index_topk", lambda scores, lengths, k: 1 / 0)
-    monkeypatch.setattr(gpu_correctness, "GROUPS", (gpu_correctness._index,))
+    monkeypatch.setattr(indexer.index, "index_topk", lambda scores, lengths, k: 1 / 0)
+    monkeypatch.setattr(gpu_correctness, "GROUPS", (indexer.check_index,))
     assert gpu_check.main(["--interpret", "--json", str(tmp_path / "r.json"), "--seconds", "0"]) == 1
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert not report["ok"] and not report["is_complete"] and len(report["rows"]) == 1
