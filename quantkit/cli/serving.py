@@ -44,6 +44,16 @@ _MODEL = (
         "--deterministic", is_flag=True,
         help="The bits of an answer depend on nothing but its own request; slower.",
     ),
+    click.option(
+        "--speculative", type=click.Choice(["mtp", "off"]), default="off",
+        help="mtp: the model's multi-token-prediction layer proposes tokens, and a decode step computes several. "
+        "Greedy answers are the same; requests that sample, have a grammar or penalties don't take part "
+        "(default: off).",
+    ),
+    click.option(
+        "--num-speculative-tokens", type=click.IntRange(1, 16), default=1, metavar="N",
+        help="Tokens proposed at a time with --speculative mtp (default: 1).",
+    ),
 )  # fmt: skip
 _CACHE = (
     click.option(
@@ -116,9 +126,9 @@ def engine_options(function: F) -> F:
 
 
 def engine_config(
-    *, weights: Any, compute: Any, fp8_activations: Any, prefill_kv: Any, deterministic: bool, kv_dtype: Any,
-    kv_memory: int, page_size: int, kv_tags: str, prefix_cache: str, max_model_len: int | None, max_num_seqs: int,
-    max_num_batched_tokens: int, max_waiting: int,
+    *, weights: Any, compute: Any, fp8_activations: Any, prefill_kv: Any, deterministic: bool, speculative: Any,
+    num_speculative_tokens: int, kv_dtype: Any, kv_memory: int, page_size: int, kv_tags: str, prefix_cache: str,
+    max_model_len: int | None, max_num_seqs: int, max_num_batched_tokens: int, max_waiting: int,
 ) -> EngineConfig:  # fmt: skip
     """The options as one frozen configuration."""
     from quantkit_serve.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -126,7 +136,7 @@ def engine_config(
     return EngineConfig(
         ModelConfig(
             weights=weights, compute=compute, prefill_kv=prefill_kv, fp8_activations=fp8_activations,
-            deterministic=deterministic,
+            deterministic=deterministic, speculative=speculative, num_speculative_tokens=num_speculative_tokens,
         ),
         CacheConfig(
             kv_dtype=kv_dtype or ("f32" if compute == "float32" else "fp8"), page_size=page_size,

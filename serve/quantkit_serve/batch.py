@@ -5,8 +5,9 @@ Legend: R sequences of the step, T tokens of the step, P entries of a row of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from .phase import Phase
 
@@ -87,4 +88,28 @@ class Runner(Protocol):
 
         Raises:
             StepLost: the requests of this step end, all others go on. Anything else ends the engine.
+        """
+
+
+@runtime_checkable
+class Proposer(Protocol):
+    """A runner of a model that proposes tokens with a multi-token-prediction layer."""
+
+    def propose(self, batch: Batch, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> Sequence[Sequence[int]]:
+        """Run the layer over tokens of the latest step, now that it is known what followed them.
+
+        Stores the layer's own keys and values in the same pages. What a token leaves there depends on the one that
+        follows it.
+
+        Args:
+            batch: of the decode phase. ``token_ids`` are the tokens that follow, everything else is of those that
+                they follow: the beginnings of runs of the latest step, sequences without any left out.
+                ``logit_rows``: p of them, each the last of its run, behind whose following token others are to be
+                proposed.
+            rows: int64 ``[T]``, which tokens of the latest step these are.
+            counts: int64 ``[p]``, how many to propose, at least 1. The pages have room for ``counts - 1`` tokens
+                behind the run, which are written.
+
+        Returns:
+            ``counts`` tokens for each of p.
         """

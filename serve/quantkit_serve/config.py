@@ -27,6 +27,9 @@ class ModelConfig:
         fp8_activations: ``dynamic128`` rounds the inputs of FP8 linears to e4m3, 128 values to a scale, as engines
             on GPUs do; ``none`` keeps them in BF16 (W8A16).
         deterministic: a row's bits depend on nothing but its own request.
+        speculative: ``mtp`` proposes tokens with the model's multi-token-prediction layer, and computes several of
+            a greedy request in one decode step; answers stay what they are.
+        num_speculative_tokens: tokens that are proposed, the second and further ones by applying the layer again.
     """
 
     weights: WeightSet = "dual"
@@ -34,6 +37,8 @@ class ModelConfig:
     prefill_kv: Literal["rounded", "fresh"] = "rounded"
     fp8_activations: Literal["none", "dynamic128"] = "none"
     deterministic: bool = False
+    speculative: Literal["off", "mtp"] = "off"
+    num_speculative_tokens: int = 1
 
 
 @dataclass(frozen=True)

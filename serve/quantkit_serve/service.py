@@ -41,6 +41,17 @@ class Durations:
 
 
 @dataclass(frozen=True)
+class SpeculationFigures:
+    """Of speculative decoding: how often proposed tokens were verified, how many these were, how many of them were
+    right, and requests for which none are proposed although it is on."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_requests_left_out: int = 0
+
+
+@dataclass(frozen=True)
 class Figures:
     """Counts since the start and gauges of now; metrics and the live page read them.
 
@@ -64,6 +75,7 @@ class Figures:
     decode_steps: int = 0
     kv_tag_checks: int = 0
     kv_tag_mismatches: int = 0
+    speculation: SpeculationFigures = SpeculationFigures()
     finished: dict[str, int] = field(default_factory=dict)
     pages: dict[int, str] = field(default_factory=dict)
     steps: tuple[tuple[float, float, str, int, int], ...] = ()

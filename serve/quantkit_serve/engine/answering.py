@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 from ..request import FinishReason
 from .detokenizer import Detokenizer
@@ -23,6 +23,22 @@ def end_tokens(sequence: Sequence, eos: frozenset[int]) -> frozenset[int]:
     """Tokens that end this answer and are no part of its text."""
     params = sequence.request.params
     return params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos
+
+
+def accept_all(sequence: Sequence, tokens: Iterable[int], eos: frozenset[int]) -> tuple[Answered, int]:
+    """Append tokens up to the one that ends the answer; how many these are.
+
+    Raises:
+        GrammarFailed: see ``accept``.
+    """
+    answered, text, count = Answered(), [], 0
+    for token in tokens:
+        answered = accept(sequence, token, eos)
+        text.append(answered.text)
+        count += 1
+        if answered.finish is not None:
+            break
+    return replace(answered, text="".join(text)), count
 
 
 def accept(sequence: Sequence, token: int, eos: frozenset[int]) -> Answered:
@@ -57,8 +73,8 @@ def _finished(detokenizer: Detokenizer, text: str, finish: FinishReason, reason:
     return Answered(text, finish, reason)
 
 
-def forbidden(sequence: Sequence, eos: frozenset[int]) -> Collection[int]:
-    """Tokens that may not come next."""
-    if sequence.num_generated >= sequence.request.params.min_tokens:
+def forbidden(sequence: Sequence, eos: frozenset[int], ahead: int = 0) -> Collection[int]:
+    """Tokens that may not come next, or ``ahead`` tokens later."""
+    if sequence.num_generated + ahead >= sequence.request.params.min_tokens:
         return ()
     return end_tokens(sequence, eos)

@@ -19,15 +19,18 @@ class Rows:
     """Which rows of the step's logits belong to a run, and what for.
 
     Attributes:
-        start: of the first.
+        first: of the run's tokens in the step.
+        start: of the first of its rows.
         num_prompt: the first of them give logprobs of prompt tokens, each of the token after its own.
-        is_sampled: one more, of the run's last token, from which the next token is chosen.
+        num_sampled: so many more, from which next tokens are chosen: one of the run's last known token, one of
+            each of its drafts.
     """
 
     run: Run
+    first: int
     start: int
     num_prompt: int
-    is_sampled: bool
+    num_sampled: int
 
 
 def _wanted(run: Run) -> tuple[range, bool]:
@@ -48,7 +51,7 @@ def build(plan: Plan, block_table: NDArray[np.int32]) -> tuple[Batch, list[Rows]
         plan: R runs.
         block_table: int32 ``[R, P]``, as checked.
     """
-    counts = [run.count for run in plan.runs]
+    counts = [run.size for run in plan.runs]
     starts = [run.sequence.num_computed for run in plan.runs]
     cu_tokens = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=cu_tokens[1:])
@@ -57,11 +60,12 @@ def build(plan: Plan, block_table: NDArray[np.int32]) -> tuple[Batch, list[Rows]
     tokens: list[int] = []
     for run, start, first in zip(plan.runs, starts, cu_tokens.tolist(), strict=False):
         due, is_sampled = _wanted(run)
-        rows.append(Rows(run, len(logit_rows), len(due), is_sampled))
+        num_sampled = 1 + len(run.drafts) if is_sampled else 0
+        rows.append(Rows(run, first, len(logit_rows), len(due), num_sampled))
         logit_rows += [first + place - start for place in due]
-        if is_sampled:
-            logit_rows.append(first + run.count - 1)
+        logit_rows += range(first + run.count - 1, first + run.count - 1 + num_sampled)
         tokens += run.sequence.tokens[start : start + run.count]
+        tokens += run.drafts
     batch = Batch(
         phase=plan.phase,
         token_ids=np.array(tokens, np.int64),

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from ..paging import BlockTables, PagePool
 from ..phase import Phase
 from ..request import FinishReason
-from ..service import Figures
+from ..service import Figures, SpeculationFigures
 from .scheduler import Plan, Scheduler
+from .speculation import Speculation
 
 NUM_STEPS_KEPT = 512
 NUM_FINDINGS_SHOWN = 32
@@ -28,15 +29,23 @@ class Counters:
 
     def step(self, plan: Plan, start: float, end: float) -> None:
         """A step is done."""
-        tokens = sum(run.count for run in plan.runs)
+        tokens = sum(run.size for run in plan.runs)
         if plan.phase is Phase.PREFILL:
             self.prefill_steps += 1
         else:
             self.decode_steps += 1
         self.steps.append((start - self.start, end - start, plan.phase.value, len(plan.runs), tokens))
 
-    def figures(self, scheduler: Scheduler, pool: PagePool, tables: BlockTables) -> Figures:
+    def figures(
+        self, scheduler: Scheduler, pool: PagePool, tables: BlockTables, speculation: Speculation | None
+    ) -> Figures:
         counts = pool.counts()
+        drafts = SpeculationFigures()
+        if speculation is not None:
+            drafts = SpeculationFigures(
+                speculation.num_drafts, speculation.num_draft_tokens, speculation.num_accepted_tokens,
+                speculation.num_left_out,
+            )  # fmt: skip
         return Figures(
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running),
@@ -52,6 +61,7 @@ class Counters:
             decode_steps=self.decode_steps,
             kv_tag_checks=tables.num_checks,
             kv_tag_mismatches=tables.num_mismatches + pool.audit.counts["prefix"],
+            speculation=drafts,
             finished=dict(self.finished),
             pages=pool.page_map(),
             steps=tuple(self.steps),

@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
 from ..batch import Batch, Runner, StepLost
@@ -24,17 +25,19 @@ from ..config import EngineConfig
 from ..paging import Fault, Mismatch, PagePool, PrefixIndex, Scene, Victim, block_tables
 from ..phase import Phase
 from ..refusal import Overloaded, Refused
-from ..request import FinishReason, Grammar, Output, Request
+from ..request import FinishReason, Grammar, Output, Request, TokenLogprob
 from ..service import Figures
-from .answering import Answered, accept
+from .answering import Answered, accept_all
 from .batching import Rows, build
 from .choosing import Chosen, choose
 from .counters import Counters
 from .detokenizer import Detokenizer
 from .grammar import Compiler, GrammarFailed, Matcher
 from .limits import Limits, num_pages
+from .outputs import mismatch_error, output
 from .scheduler import Plan, Scheduler
 from .sequence import Sequence
+from .speculation import LOOKAHEAD, speculation
 from .vocabulary import Vocabulary
 
 LOGIT_BYTES = 64 << 20  # of a prefill step that gives logprobs of the prompt
@@ -95,7 +98,11 @@ class Engine:
         self._fault, self._scribble, self._clock = fault, scribble or (lambda page: None), clock
         cache, page_size = config.cache, config.cache.page_size
         self.pool = PagePool(num_pages(self.facts, config), is_tagged=cache.has_tags)
-        self.prefix = PrefixIndex(self.pool, page_size) if cache.has_prefix_cache else None
+        self._speculation = speculation(
+            runner, config.model, page_size=page_size, shares_prompts=cache.has_prefix_cache
+        )
+        lookahead, num_drafts = (LOOKAHEAD, self._speculation.num_tokens) if self._speculation else (0, 0)
+        self.prefix = PrefixIndex(self.pool, page_size, lookahead=lookahead) if cache.has_prefix_cache else None
         self.scheduler = self.scheduler_type(
             config.scheduler,
             self.pool,
@@ -103,6 +110,7 @@ class Engine:
             page_size=page_size,
             max_logit_rows=max(LOGIT_BYTES // (4 * self.facts.vocab_size), 1),
             is_deterministic=config.model.deterministic,
+            num_drafts=num_drafts,
         )
         entries = -(-min(self.limits.max_model_len, self.limits.max_stored) // page_size)
         self.tables = block_tables(self.pool, config.scheduler.max_num_seqs, entries)
@@ -154,6 +162,7 @@ class Engine:
                 detokenizer=Detokenizer(self._vocabulary, params.stop),
                 deadline=None if request.deadline_s is None else self._clock() + request.deadline_s,
                 matcher=matcher,
+                is_speculative=self._speculation is not None and self._speculation.takes(params),
             )
             self._num_arrived += 1
             self._sequences[request.request_id] = sequence
@@ -171,9 +180,7 @@ class Engine:
     def fail_all(self, reason: str) -> list[Output]:
         """End all requests with an error, without touching pages: a step may be under way that never lands."""
         with self.lock:
-            ended = [
-                self._output(s, Answered(finish=FinishReason.ERROR), reason) for s in self._sequences.values()
-            ]
+            ended = [output(s, Answered(finish=FinishReason.ERROR), reason) for s in self._sequences.values()]
             self._counters.finished[FinishReason.ERROR.value] += len(ended)
             self._sequences.clear()
             self.scheduler.waiting.clear()
@@ -197,7 +204,7 @@ class Engine:
 
     def figures(self) -> Figures:
         with self.lock:
-            return self._counters.figures(self.scheduler, self.pool, self.tables)
+            return self._counters.figures(self.scheduler, self.pool, self.tables, self._speculation)
 
     # -- a step
 
@@ -235,7 +242,10 @@ class Engine:
 
     def _compute(self, flight: Flight) -> list[Chosen]:
         logits = self._runner.run(flight.batch).cpu().numpy()
-        return choose(logits, flight.rows, self.facts.eos_token_ids)
+        chosen = choose(logits, flight.rows, self.facts.eos_token_ids)
+        if self._speculation is not None:
+            self._speculation.propose(flight.batch, chosen)
+        return chosen
 
     def _expire(self, now: float) -> list[Output]:
         late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
@@ -296,25 +306,27 @@ class Engine:
             return None
         if chosen.error is not None:
             return self._fail(sequence, chosen.error, chosen.error_status)
-        self.scheduler.computed(run)
+        num_accepted = max(len(chosen.tokens) - 1, 0)
+        if self._speculation is not None:
+            self._speculation.verified(run, num_accepted)
+        self.scheduler.computed(run, num_accepted)
         sequence.prompt_logprobs += chosen.prompt_logprobs
-        if chosen.token is not None:
+        sequence.drafts = chosen.drafts
+        if chosen.tokens:
             try:
-                answered = accept(sequence, chosen.token, self.facts.eos_token_ids)
+                answered, count = accept_all(sequence, chosen.tokens, self.facts.eos_token_ids)
             except GrammarFailed as failed:
                 return self._fail(sequence, str(failed), 400)
-            self._counters.generated_tokens += 1
-            return self._answer(sequence, answered, chosen)
+            self._counters.generated_tokens += count
+            tokens, found = chosen.tokens[:count], chosen.logprobs[:count]
+            if answered.finish is not None:
+                return self._end(sequence, answered, tokens=tokens, logprobs=found)
+            return output(sequence, answered, tokens=tokens, logprobs=found)
         if sequence.request.params.max_tokens == 0 and sequence.num_computed == sequence.num_prompt:
-            return self._answer(sequence, Answered(finish=FinishReason.LENGTH), chosen)
+            return self._end(sequence, Answered(finish=FinishReason.LENGTH))
         return None
 
-    # -- outputs
-
-    def _answer(self, sequence: Sequence, answered: Answered, chosen: Chosen) -> Output:
-        if answered.finish is None:
-            return self._output(sequence, answered, None, chosen)
-        return self._end(sequence, answered, chosen=chosen)
+    # -- ends
 
     def _fail(self, sequence: Sequence, error: str, status: int = 500) -> Output:
         text = sequence.detokenizer.finish()
@@ -332,40 +344,19 @@ class Engine:
             found.expected.tag,
             ", ".join(found.holders) or "nobody",
         )
-        return self._fail(
-            sequence,
-            f"KV page check failed: entry {found.entry} is page {found.page} with tag {found.found_tag}, "
-            f"expected page {found.expected.page} with tag {found.expected.tag}; the request was ended before "
-            "anything was computed from it",
-        )
+        return self._fail(sequence, mismatch_error(found))
 
     def _end(
-        self, sequence: Sequence, answered: Answered, error: str | None = None, *, chosen: Chosen | None = None
+        self,
+        sequence: Sequence,
+        answered: Answered,
+        error: str | None = None,
+        *,
+        tokens: SequenceOf[int] = (),
+        logprobs: SequenceOf[TokenLogprob] = (),
     ) -> Output:
         assert answered.finish is not None
         self.scheduler.remove(sequence)  # what is left alone, the pool's audit has
         del self._sequences[sequence.request_id]
         self._counters.finished[answered.finish.value] += 1
-        return self._output(sequence, answered, error, chosen)
-
-    def _output(
-        self, sequence: Sequence, answered: Answered, error: str | None, chosen: Chosen | None = None
-    ) -> Output:
-        logprob = None if chosen is None else chosen.logprob
-        prompt_logprobs = None
-        if sequence.prompt_logprobs and not sequence.has_prompt_logprobs_due and not sequence.is_prompt_reported:
-            prompt_logprobs = tuple(sequence.prompt_logprobs)
-            sequence.is_prompt_reported = True
-        return Output(
-            sequence.request_id,
-            token_ids=() if chosen is None or chosen.token is None else (chosen.token,),
-            text=answered.text,
-            logprobs=() if logprob is None else (logprob,),
-            prompt_logprobs=prompt_logprobs,
-            finish=answered.finish,
-            stop_reason=answered.stop_reason,
-            error=error,
-            num_prompt_tokens=sequence.num_prompt,
-            num_cached_tokens=sequence.num_cached,
-            num_generated_tokens=sequence.num_generated,
-        )
+        return output(sequence, answered, error, tokens=tokens, logprobs=logprobs)

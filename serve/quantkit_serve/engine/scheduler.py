@@ -14,6 +14,8 @@ Policy, all of it:
 * When a sequence must grow and no page is free, the latest arrival is preempted and goes back to the head of the
   queue. So the running ones are always the earliest arrivals, the earliest of all never waits for another, and the
   room kept at admission lets each admission make progress: no ping-pong.
+* Proposed tokens are computed behind a sequence's own where the budget of the step and free pages allow it; nobody
+  is preempted for them, and whoever is preempted loses his.
 """
 
 from __future__ import annotations
@@ -29,10 +31,18 @@ from .sequence import Sequence, State
 
 @dataclass(frozen=True)
 class Run:
-    """The next ``count`` tokens of a sequence."""
+    """The next ``count`` tokens of a sequence, and proposed ones behind them.
+
+    Only the last token that the sequence has is followed by any.
+    """
 
     sequence: Sequence
     count: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return self.count + len(self.drafts)
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ class Scheduler:
         page_size: tokens in a page.
         max_logit_rows: prompt tokens of a step whose logits may be asked for.
         is_deterministic: replay one token at a time, so that the bits are those of the first time.
+        num_drafts: tokens that are proposed for a sequence at a time, at most.
     """
 
     def __init__(
@@ -67,9 +78,11 @@ class Scheduler:
         page_size: int,
         max_logit_rows: int,
         is_deterministic: bool,
+        num_drafts: int = 0,
     ) -> None:
         self.config, self.pool, self.prefix = config, pool, prefix
         self.page_size, self.max_logit_rows, self.is_deterministic = page_size, max_logit_rows, is_deterministic
+        self.num_drafts = num_drafts
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = self.num_prompt_tokens = self.num_cached_tokens = 0
@@ -114,13 +127,20 @@ class Scheduler:
         self._refused = None
         return self._release(sequence)
 
-    def computed(self, run: Run) -> None:
-        """The run's keys and values are in its pages: go on after it, and share full pages of the prompt."""
+    def computed(self, run: Run, num_accepted: int = 0) -> None:
+        """The run's keys and values are in its pages: go on after it, and share full pages of the prompt.
+
+        Args:
+            num_accepted: of its drafts; what the others left in pages is written anew before it is read.
+        """
         sequence = run.sequence
-        sequence.num_computed += run.count
-        full = min(sequence.num_computed, sequence.num_prompt) // self.page_size
-        if self.prefix is not None and full > sequence.num_indexed:
-            tokens = sequence.request.prompt[: full * self.page_size]
+        sequence.num_computed += run.count + num_accepted
+        if self.prefix is None:
+            return
+        behind = self.prefix.lookahead
+        full = min(sequence.num_computed, sequence.num_prompt - behind) // self.page_size
+        if full > sequence.num_indexed:
+            tokens = sequence.request.prompt[: full * self.page_size + behind]
             self.prefix.insert(tokens, sequence.request.cache_salt, sequence.expected[:full])
             sequence.num_indexed = full
 
@@ -147,7 +167,24 @@ class Scheduler:
             if self._grow(sequence, sequence.num_computed + 1 + extra):
                 runs.append(Run(sequence, 1 + extra))
                 spare -= extra
-        return tuple(runs)
+        return tuple(runs) if self.num_drafts == 0 else self._with_drafts(runs, spare)
+
+    def _with_drafts(self, runs: list[Run], spare: int) -> tuple[Run, ...]:
+        """What was proposed behind the runs, as far as budget and pages reach; nobody gives way for it."""
+        found = []
+        for run in runs:
+            sequence = run.sequence
+            drafts, end = sequence.drafts[:spare], sequence.num_computed + run.count
+            if sequence.is_speculative:
+                # if all are accepted, a layer that is applied again writes behind them
+                most = min(end + len(drafts) + self.num_drafts - 1, sequence.max_stored)
+                missing = self._pages(most) - len(sequence.table)
+                if 0 < missing <= self.pool.available():
+                    sequence.give(self.pool.allocate(missing, sequence.request_id))
+                drafts = drafts[: len(sequence.table) * self.page_size - end]
+            found.append(Run(sequence, run.count, tuple(drafts)))
+            spare -= len(drafts)
+        return tuple(found)
 
     def _ready(self) -> list[Sequence]:
         """Who can decode."""
@@ -211,7 +248,8 @@ class Scheduler:
         """Pages of equal prompts, never of all of this one: its last token must be computed for its logits."""
         if self.prefix is None or sequence.has_prompt_logprobs_due:  # which need every token's logits
             return []
-        return self.prefix.match(sequence.request.prompt[:-1], sequence.request.cache_salt)
+        prompt = sequence.request.prompt
+        return self.prefix.match(prompt[: len(prompt) - 1 + self.prefix.lookahead], sequence.request.cache_salt)
 
     def _room_to_grow(self, newcomer: Sequence, num_cached: int) -> int:
         """Pages to leave so that nobody is preempted before the newcomer has generated a page's worth of
@@ -224,10 +262,15 @@ class Scheduler:
         chunks = -(-ahead // self.config.max_num_batched_tokens) - (-rows // self.max_logit_rows)
         steps = chunks * self.config.decode_steps_between_chunks + newcomer.num_generated + self.page_size
         room = sum(
-            max(self._pages(min(len(s.tokens) + steps, s.max_stored)) - len(s.table), 0) for s in self.running
+            max(self._pages(min(len(s.tokens) + steps * self._pace(s), s.max_stored)) - len(s.table), 0)
+            for s in self.running
         )
         tokens = len(newcomer.tokens)
         return room + self._pages(min(tokens + self.page_size, newcomer.max_stored)) - self._pages(tokens)
+
+    def _pace(self, sequence: Sequence) -> int:
+        """Tokens that a step may give it."""
+        return 1 + self.num_drafts if sequence.is_speculative else 1
 
     def _release(self, sequence: Sequence) -> list[PageRef]:
         return self.pool.release(sequence.take_back(), sequence.request_id)

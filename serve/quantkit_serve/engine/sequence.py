@@ -10,6 +10,7 @@ when they are computed again after a preemption.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -47,6 +48,8 @@ class Sequence:
         prompt_logprobs: of the first tokens of the prompt, as far as computed; empty if not asked for.
         is_prompt_reported: the caller has the prompt's logprobs.
         num_preemptions: times that it gave back its pages.
+        is_speculative: tokens are proposed for it.
+        drafts: proposed tokens, for the next decode step.
     """
 
     request: Request
@@ -66,6 +69,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     is_prompt_reported: bool = False
     num_preemptions: int = 0
+    is_speculative: bool = False
+    drafts: SequenceOf[int] = ()
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -115,6 +120,7 @@ class Sequence:
         self.expected.clear()
         self.table.clear()
         self.num_computed = self.num_indexed = 0
+        self.drafts = ()
         return refs
 
     def append(self, token: int) -> None:

@@ -136,6 +136,7 @@ def _gauges(figures: Figures) -> tuple[tuple[str, str, float], ...]:
 
 
 def _counters(figures: Figures, has_prefix_cache: bool) -> tuple[tuple[str, str, float], ...]:
+    drafts = figures.speculation
     return (
         ("prompt_tokens", "Prompt tokens, computed or found in the prefix cache.", figures.prompt_tokens),
         ("generation_tokens", "Generated tokens.", figures.generated_tokens),
@@ -144,6 +145,14 @@ def _counters(figures: Figures, has_prefix_cache: bool) -> tuple[tuple[str, str,
         ("prefix_cache_hits", "Prompt tokens found.", figures.cached_tokens),
         ("prefill_steps", "Steps on prefill weights.", figures.prefill_steps),
         ("decode_steps", "Steps on decode weights.", figures.decode_steps),
+        ("spec_decode_num_drafts", "Times that proposed tokens were verified.", drafts.num_drafts),
+        ("spec_decode_num_draft_tokens", "Proposed tokens.", drafts.num_draft_tokens),
+        ("spec_decode_num_accepted_tokens", "Proposed tokens that were right.", drafts.num_accepted_tokens),
+        (
+            "spec_decode_num_requests_left_out",
+            "Requests for which no tokens are proposed (sampling, grammars, penalties).",
+            drafts.num_requests_left_out,
+        ),
         ("kv_tag_checks", "Checks of page tags.", figures.kv_tag_checks),
         ("kv_tag_mismatches", "Entries that named a page of someone else.", figures.kv_tag_mismatches),
     )

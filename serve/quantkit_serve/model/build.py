@@ -1,8 +1,9 @@
-"""A decoder from its specification and weights: which tensor goes where, by the names of the family table."""
+"""A decoder and its prediction layer from specification and weights: which tensor goes where, by the names of the
+family table."""
 
 from __future__ import annotations
 
-from quantkit.errors import UnsupportedError
+from quantkit.errors import UnsupportedError, UsageError
 from quantkit.models.families import FAMILIES, Family
 
 from .attention import Attention
@@ -13,42 +14,86 @@ from .loader import LoadedWeights, Scope
 from .mla import LatentAttention
 from .norm import RmsNorm
 from .ops import Ops
+from .prediction import PredictionLayer
 from .spec import ModelSpec
-from .weights import Dual, ExpertSet, Stored
+from .weights import Dual, ExpertSet, Linear, Stored
 
 
 def build_decoder(spec: ModelSpec, weights: LoadedWeights, ops: Ops) -> Decoder:
     """
     Raises:
-        SourceError: a tensor is missing, or one is there that has no place.
+        SourceError: a tensor is missing.
         UnsupportedError: a format or kind that can't be run.
     """
-    family = next(f for f in FAMILIES if f.name == spec.family)
+    family = _family(spec)
     prefix = family.prefix
     embedding = f"{prefix}model.embed_tokens"
     # An embedding is plain in all formats: its rows are looked up.
     head = _plain(weights, embedding if spec.ties_embeddings else f"{prefix}lm_head")
-    decoder = Decoder(
+    return Decoder(
         embedding=weights.tensor(f"{embedding}.weight"),
         layers=[
-            _layer(spec, family, weights.below(f"{prefix}model.layers.{number}"), number, ops)
+            _layer(
+                spec,
+                family,
+                weights.below(f"{prefix}model.layers.{number}"),
+                number,
+                ops,
+                is_sparse=spec.is_sparse[number],
+            )
             for number in range(spec.shape.layers)
         ],
         norm=RmsNorm(weights.tensor(f"{prefix}model.norm.weight"), spec.norm_eps, ops.dtype),
         head=head,
         ops=ops,
     )
-    weights.refuse_strangers()
-    return decoder
 
 
-def _layer(spec: ModelSpec, family: Family, weights: Scope, number: int, ops: Ops) -> Layer:
+def build_prediction(spec: ModelSpec, weights: LoadedWeights, decoder: Decoder) -> PredictionLayer:
+    """The first multi-token-prediction layer, behind the decoder's; weights of the decode view alone.
+
+    Raises:
+        UsageError: the model has none.
+        SourceError, UnsupportedError: as ``build_decoder``.
+    """
+    family, number, ops = _family(spec), spec.shape.layers, decoder.ops
+    own = weights.of_prediction(f"{family.prefix}model.layers.{number}", number)
+    if not own.has("enorm.weight"):
+        raise UsageError(
+            "the model has no multi-token-prediction layer", where="--speculative", accepted="off",
+            hint="GLM-4.5 and later, DeepSeek-V3 and its successors are published with one.",
+        )  # fmt: skip
+
+    def norm(name: str) -> RmsNorm:
+        return RmsNorm(own.tensor(f"{name}.weight"), spec.norm_eps, ops.dtype)
+
+    head = "shared_head.head"
+    has_head, has_embedding = own.has(f"{head}.weight"), own.has("embed_tokens.weight")
+    is_sparse = own.below(family.expert_paths[0]).has("gate.weight")
+    return PredictionLayer(
+        embedding=own.tensor("embed_tokens.weight") if has_embedding else decoder.embedding,
+        embedding_norm=norm("enorm"),
+        hidden_norm=norm("hnorm"),
+        entry=Linear(_plain(own, "eh_proj").decode),
+        layer=_layer(spec, family, own, number, ops, is_sparse=is_sparse),
+        norm=norm("shared_head.norm"),
+        head=(_plain(own, head) if has_head else decoder.head).decode,
+        ops=ops,
+    )
+
+
+def _family(spec: ModelSpec) -> Family:
+    return next(f for f in FAMILIES if f.name == spec.family)
+
+
+def _layer(spec: ModelSpec, family: Family, weights: Scope, number: int, ops: Ops, *, is_sparse: bool) -> Layer:
     before, behind = (
         RmsNorm(weights.tensor(f"{name}.weight"), spec.norm_eps, ops.dtype)
         for name in ("input_layernorm", "post_attention_layernorm")
     )
     attention = _attention(spec, weights.below("self_attn"), number, ops)
-    return Layer(before, attention, behind, _feed_forward(spec, family, weights, number, ops))
+    block = weights.below(family.expert_paths[0])
+    return Layer(before, attention, behind, _feed_forward(spec, family, block, ops, is_sparse=is_sparse))
 
 
 def _attention(spec: ModelSpec, weights: Scope, number: int, ops: Ops) -> Attention:
@@ -57,10 +102,9 @@ def _attention(spec: ModelSpec, weights: Scope, number: int, ops: Ops) -> Attent
     return LatentAttention(spec.text, weights, number, ops)
 
 
-def _feed_forward(spec: ModelSpec, family: Family, weights: Scope, number: int, ops: Ops) -> FeedForward:
-    block = weights.below(family.expert_paths[0])
+def _feed_forward(spec: ModelSpec, family: Family, block: Scope, ops: Ops, *, is_sparse: bool) -> FeedForward:
     names = {role: name for name, role in family.projections.items()}
-    if not spec.is_sparse[number]:
+    if not is_sparse:
         return _swiglu(block, names, ops)
     has_shared = spec.shape.shared_experts > 0
     shared = _swiglu(block.below("shared_experts"), names, ops) if has_shared else None

@@ -1,6 +1,6 @@
-"""The decoder: token ids of a step to the logits that are wanted.
+"""The decoder: token ids of a step to hidden states, and those to logits.
 
-Legend: T tokens of the step, H hidden size, n wanted rows, V vocabulary.
+Legend: T tokens of the step, H hidden size, n tokens whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..phase import Phase
 from .attention import Attention, StepContext
 from .experts import FeedForward
 from .norm import RmsNorm
@@ -50,11 +51,13 @@ class Decoder:
     head: Dual[Stored]
     ops: Ops
 
-    def forward(
-        self, token_ids: Tensor, step: StepContext, pools: Sequence[Sequence[Pool]], logit_rows: Tensor
-    ) -> Tensor:
-        """Float32 logits ``[n, V]`` of tokens ``logit_rows`` int64 ``[n]`` of ``token_ids`` int64 ``[T]``."""
+    def forward(self, token_ids: Tensor, step: StepContext, pools: Sequence[Sequence[Pool]]) -> Tensor:
+        """What the last layer gives ``[T, H]``, not normed, for ``token_ids`` int64 ``[T]``."""
         hidden = torch.nn.functional.embedding(token_ids, self.embedding).to(self.ops.dtype)
         for layer, own in zip(self.layers, pools, strict=True):
             hidden = layer.forward(hidden, step, own)
-        return self.ops.float_linear(self.norm(hidden[logit_rows]), self.head[step.phase])
+        return hidden
+
+    def logits(self, hidden: Tensor, phase: Phase) -> Tensor:
+        """Float32 ``[n, V]`` of what the last layer gave, ``[n, H]``."""
+        return self.ops.float_linear(self.norm(hidden), self.head[phase])

@@ -5,7 +5,8 @@ both (tensors.jsonl) is one object in memory, whichever file it is mapped from. 
 for both phases; a plain checkpoint has just one. Scales that AWQ folded (``folds/``) are not needed to run.
 
 Every tensor of a loaded view is used, or left out for a reason that is known by its name; anything else is an
-error, since a model with a tensor too many or too few is another model.
+error, since a model with a tensor too many or too few is another model. Multi-token-prediction layers are left out
+unless one is asked for, which then comes from the decode view alone.
 """
 
 from __future__ import annotations
@@ -117,25 +118,34 @@ class LoadedWeights:
         self._linears: dict[tuple[object, ...], Stored] = {}
         self._biases: dict[str, Tensor | None] = {}
         self._in_phase: tuple[dict[int, int], dict[int, int]] = ({}, {})  # address -> bytes, of prefill and decode
+        self._predictions: set[int | None] = set()  # layers whose tensors must all have a place
 
     def below(self, name: str) -> Scope:
         return Scope(self, f"{name}.")
 
+    def of_prediction(self, name: str, layer: int) -> Scope:
+        """A multi-token-prediction layer as the decode view has it; both versions of its linears are that one."""
+        self._predictions.add(layer)
+        return Scope(self, f"{name}.", is_decode_only=True)
+
     def has(self, name: str) -> bool:
         return self._decode.has(name)
 
-    def linear(self, name: str) -> Dual[Linear]:
+    def linear(self, name: str, *, is_decode_only: bool = False) -> Dual[Linear]:
+        if is_decode_only:
+            only = self._linear(self._decode, 1, name)
+            return Dual(only, only)
         prefill, decode = self._linear(self._prefill, 0, name), self._linear(self._decode, 1, name)
         return Dual(prefill, prefill if decode.weight is prefill.weight else decode)
 
-    def tensor(self, name: str) -> Tensor:
-        if self._prefill is not self._decode:
+    def tensor(self, name: str, *, is_decode_only: bool = False) -> Tensor:
+        if self._prefill is not self._decode and not is_decode_only:
             if self._prefill.identity((name,)) != self._decode.identity((name,)):
                 self._prefill.info(name), self._decode.info(name)  # missing in one: its own error
                 raise SourceError("differs between the views; only linears may", where=name)
             self._prefill.used.add(name)
         found = self._decode.tensor(name)
-        for phase in (0, 1):
+        for phase in (1,) if is_decode_only else (0, 1):
             self._in_phase[phase][found.data_ptr()] = found.nbytes
         return found
 
@@ -155,15 +165,19 @@ class LoadedWeights:
             SourceError: names the first tensor that has no place.
         """
         for source in {id(s): s for s in (self._prefill, self._decode)}.values():
-            strangers = [n for n in source.checkpoint.tensors if n not in source.used and not self._is_left_out(n)]
+            loaded = self._predictions if source is self._decode else set[int | None]()
+            unused = [name for name in source.checkpoint.tensors if name not in source.used]
+            strangers = [name for name in unused if not self._is_left_out(name, loaded)]
             if strangers:
                 raise SourceError(
                     f"tensors without a place in the model: {len(strangers)}, the first is {strangers[0]!r}",
                     where=source.checkpoint.label, accepted=f"the tensors of {self._classifier.family.name}",
                 )  # fmt: skip
 
-    def _is_left_out(self, name: str) -> bool:
+    def _is_left_out(self, name: str, loaded: set[int | None]) -> bool:
         role = self._classifier.role_of(name)
+        if role.is_mtp and role.layer in loaded:
+            return role.part == "inv_freq"
         return role.is_mtp or role.role in _LEFT_OUT or role.part == "inv_freq"
 
     def _linear(self, source: MappedTensors, phase: int, name: str) -> Linear:
@@ -175,7 +189,9 @@ class LoadedWeights:
         for part in parts(found):
             self._in_phase[phase][part.data_ptr()] = part.nbytes
         if name not in self._biases:
-            self._biases[name] = self.tensor(f"{name}.bias") if source.has(f"{name}.bias") else None
+            bias = f"{name}.bias"
+            is_decode_only = phase == 1 and self._classifier.role_of(bias).is_mtp
+            self._biases[name] = self.tensor(bias, is_decode_only=is_decode_only) if source.has(bias) else None
         return Linear(found, self._biases[name])
 
 
@@ -185,18 +201,19 @@ class Scope:
 
     root: LoadedWeights
     prefix: str
+    is_decode_only: bool = False
 
     def below(self, name: str) -> Scope:
-        return Scope(self.root, f"{self.prefix}{name}.")
+        return Scope(self.root, f"{self.prefix}{name}.", self.is_decode_only)
 
     def has(self, name: str) -> bool:
         return self.root.has(self.prefix + name)
 
     def linear(self, name: str) -> Dual[Linear]:
-        return self.root.linear(self.prefix + name)
+        return self.root.linear(self.prefix + name, is_decode_only=self.is_decode_only)
 
     def tensor(self, name: str) -> Tensor:
-        return self.root.tensor(self.prefix + name)
+        return self.root.tensor(self.prefix + name, is_decode_only=self.is_decode_only)
 
 
 def parts(weight: Stored) -> Iterator[Tensor]:

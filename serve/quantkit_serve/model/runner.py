@@ -10,7 +10,9 @@ from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quantkit.artifact.canonical import canonical_json
@@ -18,7 +20,8 @@ from quantkit.errors import UsageError
 
 from ..batch import Batch, ModelFacts
 from ..config import EngineConfig
-from .build import build_decoder
+from .attention import StepContext
+from .build import build_decoder, build_prediction
 from .kernel_ops import KernelOps
 from .loader import Opened, open_weights
 from .ops import Ops
@@ -48,10 +51,17 @@ class ModelRunner:
         self._ops = _ops(config)
         self._spec = model_spec(opened.config, opened.classifier.family.name)
         self._decoder = build_decoder(self._spec, opened.weights, self._ops)
-        self._layouts = [[self._ops.layout(k) for k in layer.attention.kinds] for layer in self._decoder.layers]
+        layers, self._prediction = [*self._decoder.layers], None
+        if config.model.speculative == "mtp":
+            self._prediction = build_prediction(self._spec, opened.weights, self._decoder)
+            layers.append(self._prediction.layer)
+        opened.weights.refuse_strangers()
+        self._kinds = [layer.attention.kinds for layer in layers]
+        self._layouts = [[self._ops.layout(kind) for kind in kinds] for kinds in self._kinds]
+        self._hidden: Tensor | None = None  # of the latest step
         self._pools: list[list[Pool]] | None = None
         self._memory: Tensor | None = None
-        derived = sum(layer.attention.derived_bytes for layer in self._decoder.layers)
+        derived = sum(layer.attention.derived_bytes for layer in layers)
         self.facts = ModelFacts(
             name=name,
             vocab_size=self._spec.vocab_size,
@@ -94,23 +104,67 @@ class ModelRunner:
         """
         if self._pools is None:
             raise ValueError("allocate comes before the first step")
-        step = step_context(batch, self._config.cache.page_size, self._spec.vocab_size, self._spec.rope)
-        return self._decoder.forward(
-            torch.from_numpy(batch.token_ids), step, self._pools, torch.from_numpy(batch.logit_rows)
-        )
+        pools = self._pools[: len(self._decoder.layers)]
+        hidden = self._decoder.forward(torch.from_numpy(batch.token_ids), self._step(batch), pools)
+        self._hidden = None if self._prediction is None else hidden
+        return self._decoder.logits(hidden[torch.from_numpy(batch.logit_rows)], batch.phase)
+
+    @torch.inference_mode()
+    def propose(self, batch: Batch, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> list[list[int]]:
+        """See ``Proposer``: the most likely tokens by the multi-token-prediction layer.
+
+        Raises:
+            ValueError: there is no such layer, or no step before.
+        """
+        if self._prediction is None or self._hidden is None or self._pools is None:
+            raise ValueError("a prediction layer and a step come before proposals")
+        layer, pools = self._prediction, self._pools[-1]
+        before = self._decoder.norm(self._hidden[torch.from_numpy(rows)])
+        hidden = layer.forward(torch.from_numpy(batch.token_ids), before, self._step(batch), pools)
+        hidden = hidden[torch.from_numpy(batch.logit_rows)]
+        tokens = layer.logits(hidden).argmax(-1)
+        found = [[token] for token in tokens.tolist()]
+        going = np.arange(len(found))  # those that want more
+        for applied in range(1, int(counts.max(initial=0))):
+            is_going = counts[going] > applied
+            going, kept = going[is_going], torch.from_numpy(is_going)
+            step = self._step(_one_further(batch, going, applied))
+            hidden = layer.forward(tokens[kept], hidden[kept], step, pools)
+            tokens = layer.logits(hidden).argmax(-1)
+            for row, token in zip(going.tolist(), tokens.tolist(), strict=True):
+                found[row].append(token)
+        return found
+
+    def _step(self, batch: Batch) -> StepContext:
+        return step_context(batch, self._config.cache.page_size, self._spec.vocab_size, self._spec.rope)
 
     def _kv_format_id(self) -> str:
         """Of everything that two parties must share to read each other's pages."""
         cache, spec = self._config.cache, self._spec
-        kinds = [
-            [[type(kind).__name__, asdict(kind)] for kind in layer.attention.kinds]
-            for layer in self._decoder.layers
-        ]
-        content = {
+        kinds = [[[type(kind).__name__, asdict(kind)] for kind in own] for own in self._kinds]
+        content: dict[str, object] = {
             "version": _LAYOUT_VERSION, "family": spec.family, "kinds": kinds, "page_size": cache.page_size,
             "kv_dtype": cache.kv_dtype, "rope": [spec.rope.frequencies.tolist(), spec.rope.factor],
         }  # fmt: skip
+        if self._prediction is not None:
+            content["prediction"] = "mtp"  # its pages are the last
         return hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+def _one_further(batch: Batch, rows: NDArray[np.int64], count: int) -> Batch:
+    """The tokens ``count`` positions behind some of ``logit_rows``, each a run of its own; ``token_ids`` are not
+    theirs."""
+    ends = batch.logit_rows[rows]
+    positions = batch.positions[ends] + count
+    return Batch(
+        phase=batch.phase,
+        token_ids=batch.token_ids[ends],
+        positions=positions,
+        cu_tokens=np.arange(len(rows) + 1, dtype=np.int32),
+        lengths=(positions + 1).astype(np.int32),
+        block_table=batch.block_table[np.searchsorted(batch.cu_tokens, ends, side="right") - 1],
+        logit_rows=np.arange(len(rows)),
+    )
 
 
 def open_runner(source: str | PathLike[str], config: EngineConfig, name: str | None = None) -> ModelRunner:

@@ -46,6 +46,8 @@ class PrefixIndex:
     Args:
         pool: whose pages they are.
         page_size: tokens in a page.
+        lookahead: tokens behind a page that what it holds depends on, too. They are compared with the page's own,
+            so pages without as many behind them are not full.
         digest: of (parent's digest, content); another one for tests.
 
     Attributes:
@@ -54,9 +56,11 @@ class PrefixIndex:
         num_evictions: entries given up for new pages.
     """
 
-    def __init__(self, pool: PagePool, page_size: int, *, digest: Digest = chained_blake2b) -> None:
+    def __init__(
+        self, pool: PagePool, page_size: int, *, lookahead: int = 0, digest: Digest = chained_blake2b
+    ) -> None:
         self._pool = pool
-        self._page_size = page_size
+        self._page_size, self.lookahead = page_size, lookahead
         self._digest = digest
         self._nodes: dict[bytes, _Node] = {}
         self._of_page: dict[int, _Node] = {}
@@ -106,7 +110,7 @@ class PrefixIndex:
                 break
             canonical.append(node.ref)
             parent = node
-        num_full = min(len(tokens) // self._page_size, len(refs))
+        num_full = min(max(len(tokens) - self.lookahead, 0) // self._page_size, len(refs))
         return canonical + list(refs[len(canonical) : num_full])
 
     def holds(self, page: int) -> bool:
@@ -139,10 +143,11 @@ class PrefixIndex:
 
     def _keys(self, tokens: Sequence[int], salt: str) -> Iterator[tuple[bytes, bytes]]:
         """(digest, content) of each full page."""
-        packed, step = array("i", tokens).tobytes(), self._page_size * array("i").itemsize
+        packed, size = array("i", tokens).tobytes(), array("i").itemsize
+        step, width = self._page_size * size, (self._page_size + self.lookahead) * size
         digest = self._digest(b"", salt.encode())
-        for start in range(0, len(packed) - step + 1, step):
-            chunk = packed[start : start + step]
+        for start in range(0, len(packed) - width + 1, step):
+            chunk = packed[start : start + width]
             digest = self._digest(digest, chunk)
             yield digest, chunk
 

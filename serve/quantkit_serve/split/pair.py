@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.errors import ArtifactError, EnvironmentProblem
+from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
 
 from ..batch import Batch, ModelFacts
 from ..config import EngineConfig
@@ -153,8 +153,13 @@ def open_pair(
         name: what /v1/models says; by default the last part of the path.
 
     Raises:
+        UsageError: tokens are to be proposed; the hidden states that it takes stay in the worker of a step.
         QuantkitError: see ``Pair``.
     """
+    if config.model.speculative != "off":
+        raise UsageError(
+            "tokens are proposed in one process only", where="--speculative", accepted="off, with --split"
+        )
     opening = Opening(MODEL, {"source": str(source), "name": name, "config": asdict(config)})
     return Pair(dict.fromkeys(Phase, opening), split)
 

@@ -25,7 +25,8 @@ RECIPE = (
 )
 ENGINE = (
     "--deterministic --dtype --fp8-activations --kv-dtype --kv-memory --kv-tags --max-model-len "
-    "--max-num-batched-tokens --max-num-seqs --max-waiting --page-size --prefill-kv --prefix-cache --weights"
+    "--max-num-batched-tokens --max-num-seqs --max-waiting --num-speculative-tokens --page-size --prefill-kv "
+    "--prefix-cache --speculative --weights"
 )
 GOLDEN = {
     "plan": f"{OUTPUT} {RECIPE} --gpu --gpu-memory --gpus --memory-fraction --output",

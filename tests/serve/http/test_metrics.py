@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quantkit_serve.http.metrics import Meter
 from quantkit_serve.request import FinishReason, Output
-from quantkit_serve.service import HANDOFF_BOUNDS_S, Durations, Figures, Health
+from quantkit_serve.service import HANDOFF_BOUNDS_S, Durations, Figures, Health, SpeculationFigures
 
 from .conftest import Client
 from .fakes import FakeService, bundled
@@ -16,6 +16,7 @@ FIGURES = Figures(
     prompt_tokens=1000, generated_tokens=500, cached_tokens=400, preemptions=4, prefill_steps=10, decode_steps=90,
     kv_tag_checks=99, kv_tag_mismatches=2, finished={"stop": 5, "error": 1}, worker_restarts={"decode": 3},
     handoff_seconds=Durations((2, 0, 5, *(0,) * (len(HANDOFF_BOUNDS_S) - 2)), 0.5),
+    speculation=SpeculationFigures(40, 70, 50, 6),
 )  # fmt: skip
 
 
@@ -38,7 +39,9 @@ def test_figures_of_the_engine(client: Client, service: FakeService) -> None:
         "kv_pages": 100, "kv_pages_cached": 7, "kv_pages_quarantined": 1,
         "prompt_tokens_total": 1000, "generation_tokens_total": 500, "num_preemptions_total": 4,
         "prefix_cache_queries_total": 1000, "prefix_cache_hits_total": 400, "prefill_steps_total": 10,
-        "decode_steps_total": 90, "kv_tag_checks_total": 99, "kv_tag_mismatches_total": 2,
+        "decode_steps_total": 90, "spec_decode_num_drafts_total": 40, "spec_decode_num_draft_tokens_total": 70,
+        "spec_decode_num_accepted_tokens_total": 50, "spec_decode_num_requests_left_out_total": 6,
+        "kv_tag_checks_total": 99, "kv_tag_mismatches_total": 2,
         "request_success_total{finished_reason=stop}": 5, "request_success_total{finished_reason=length}": 0,
         "request_success_total{finished_reason=error}": 1, "worker_restarts_total{phase=decode}": 3,
         "handoff_seconds_bucket{le=0.0001}": 2, "handoff_seconds_bucket{le=0.00025}": 2,

@@ -43,6 +43,21 @@ def test_the_longest_chain_of_whole_pages(pool: PagePool, index: PrefixIndex) ->
     pool.check_integrity({})
 
 
+def test_tokens_behind_a_page_belong_to_it(pool: PagePool) -> None:
+    index = PrefixIndex(pool, SIZE, lookahead=1)
+    refs = pool.allocate(2, "a")
+    assert index.insert([1, 2, 3, 4], "", refs) == refs[:1]  # nothing is behind the second page
+    assert index.match([1, 2, 3]) == index.match([1, 2, 3, 4, 5]) == refs[:1]
+    assert index.match([1, 2]) == [] == index.match([1, 2, 4])
+    assert index.insert([1, 2, 3, 4, 5], "", refs) == refs
+    assert index.match([1, 2, 3, 4, 5]) == refs
+    assert index.match([1, 2, 3, 4, 6]) == refs[:1]
+    others = pool.allocate(2, "b")
+    assert index.insert([1, 2, 3, 4, 6], "", others) == [refs[0], others[1]]
+    assert index.insert([1, 2], "", others) == index.insert([], "", []) == []
+    pool.check_integrity({"a": refs, "b": others})
+
+
 def test_digests_are_a_chain_of_blake2b(pool: PagePool, index: PrefixIndex) -> None:
     enter(pool, index, [1, 2, 3, 4], salt="tenant")
     digest = blake2b(b"tenant", digest_size=32).digest()
