@@ -12,9 +12,26 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quantkit_kernels.forward.checked_table import CheckedSlots, CheckedTable
+
 from ..phase import Phase
 from .pages import PageKind, Pool
 from .rope import Angles
+
+
+@dataclass(frozen=True)
+class CheckedStep:
+    """Where a step reads and writes, compared with the pool once for all its layers (``KernelOps``).
+
+    Attributes:
+        slots: of its tokens.
+        table: of attention.
+        keys: of the indexer, which reads the run's own keys from the pages in any case.
+    """
+
+    slots: CheckedSlots
+    table: CheckedTable
+    keys: CheckedTable
 
 
 @dataclass
@@ -34,6 +51,7 @@ class StepContext:
         angles: of the positions by the model's rotary embedding, for ``rope.rotate_halves`` and ``rotate_pairs``.
         topk: int32 ``[T, K]``, positions ascending, then -1: what the latest layer with an indexer chose; layers
             that share it read it. None before, and where it chose all positions.
+        checked: None before the first layer.
     """
 
     phase: Phase
@@ -47,6 +65,7 @@ class StepContext:
     is_single: bool
     angles: Angles
     topk: Tensor | None = None
+    checked: CheckedStep | None = None
 
 
 class Attention(Protocol):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quantkit.errors import UnsupportedError
 from quantkit_kernels.forward import cache, gqa, index, mla
+from quantkit_kernels.forward.checked import checked_decode, checked_prefill, checked_slots
 from quantkit_kernels.forward.experts import moe_fp8, moe_int4
 from quantkit_kernels.forward.linear import fp8_linear, int4_linear
 from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, ROPE, GqaLayout, IndexLayout, MlaLayout
@@ -22,7 +23,7 @@ from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
 
 from ..config import CacheConfig, ModelConfig
 from ..phase import Phase
-from .attention import StepContext
+from .attention import CheckedStep, StepContext
 from .elementwise import silu
 from .pages import GqaPages, Layout, MlaPages, PageKind, Pool
 from .weights import ExpertSet, Linear, PlainWeight, Stored
@@ -102,12 +103,14 @@ class KernelOps:
     ) -> Tensor:
         pages, layout = pool
         assert isinstance(layout, GqaLayout)  # our invariant: ``layout`` made it
-        cache.store_gqa(pages, layout, step.slots, key, value)
-        if step.phase is Phase.DECODE:
-            return gqa.gqa_decode(query, pages, layout, *_by_token(step), scale=scale)
-        fresh = (key, value) if self._takes_fresh(step) else (None, None)
+        checked = self._checked(step, pages)
+        table = checked.table
+        cache.store_gqa(pages, layout, checked.slots, key, value)
+        if table.cu_queries is None:
+            return gqa.gqa_decode(query, pages, layout, table, table.lengths, scale=scale)
+        fresh = (key, value) if table.is_fresh else (None, None)
         return gqa.gqa_prefill(
-            query, pages, layout, step.block_table, step.cu_tokens, step.lengths,
+            query, pages, layout, table, table.cu_queries, table.lengths,
             scale=scale, fresh_key=fresh[0], fresh_value=fresh[1],
         )  # fmt: skip
 
@@ -128,15 +131,17 @@ class KernelOps:
         columns, indices = query_latent.shape[-1], step.topk if is_sparse else None
         query_latent, query_rope = _padded(query_latent, LATENT), _padded(query_rope, ROPE)
         latent, rope = _padded(latent, LATENT), _padded(rope, ROPE)
-        cache.store_mla(pages, layout, step.slots, latent, rope)
-        if step.phase is Phase.DECODE:
+        checked = self._checked(step, pages)
+        table = checked.table
+        cache.store_mla(pages, layout, checked.slots, latent, rope)
+        if table.cu_queries is None:
             out = mla.mla_decode(
-                query_latent, query_rope, pages, layout, *_by_token(step), scale=scale, indices=indices
+                query_latent, query_rope, pages, layout, table, table.lengths, scale=scale, indices=indices
             )
         else:
-            fresh = (latent, rope) if self._takes_fresh(step) else (None, None)
+            fresh = (latent, rope) if table.is_fresh else (None, None)
             out = mla.mla_prefill(
-                query_latent, query_rope, pages, layout, step.block_table, step.cu_tokens, step.lengths,
+                query_latent, query_rope, pages, layout, table, table.cu_queries, table.lengths,
                 scale=scale, fresh_latent=fresh[0], fresh_rope=fresh[1], indices=indices,
             )  # fmt: skip
         return out[..., :columns]
@@ -144,18 +149,32 @@ class KernelOps:
     def store_index(self, key: Tensor, pool: Pool, step: StepContext) -> None:
         pages, layout = pool
         assert isinstance(layout, IndexLayout)  # our invariant: ``layout`` made it
-        cache.store_index_keys(pages, layout, step.slots, _padded(key, INDEX_DIM))
+        cache.store_index_keys(pages, layout, self._checked(step, pages).slots, _padded(key, INDEX_DIM))
 
     def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> Tensor:
         pages, layout = pool
         assert isinstance(layout, IndexLayout)  # our invariant: ``layout`` made it
+        keys = self._checked(step, pages).keys
         scores = index.index_scores(
-            _padded(query, INDEX_DIM), head_weights, pages, layout, step.block_table, step.rows, step.visible
+            _padded(query, INDEX_DIM), head_weights, pages, layout, keys, keys.rows, keys.visible
         )
-        return index.index_topk(scores, step.visible, min(k, scores.shape[1]))
+        return index.index_topk(scores, keys.visible, min(k, scores.shape[1]))
 
-    def _takes_fresh(self, step: StepContext) -> bool:
-        return self._is_fresh and step.phase is Phase.PREFILL
+    def _checked(self, step: StepContext, pages: Tensor) -> CheckedStep:
+        """Once for all layers, whose pools have the same pages."""
+        if step.checked is None:
+            size, count = self._page_size, len(pages)
+            slots = checked_slots(step.slots, page_size=size, num_pages=count)
+            if step.phase is Phase.DECODE:
+                table = keys = checked_decode(*_by_token(step), page_size=size, num_pages=count)
+            else:
+                run = step.block_table, step.cu_tokens, step.lengths
+                keys = checked_prefill(*run, page_size=size, num_pages=count)
+                table = keys
+                if self._is_fresh:
+                    table = checked_prefill(*run, page_size=size, num_pages=count, is_fresh=True)
+            step.checked = CheckedStep(slots, table, keys)
+        return step.checked
 
 
 def _plain(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
