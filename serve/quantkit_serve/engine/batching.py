@@ -76,3 +76,10 @@ def build(plan: Plan, block_table: NDArray[np.int32]) -> tuple[Batch, list[Rows]
         logit_rows=np.array(logit_rows, np.int64),
     )
     return batch, rows
+
+
+def pages_of(plan: Plan, block_table: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The pages that a step touches. What follows a sequence's pages in its row may be anything, pages of others
+    among it; those must not count as in flight, or a step that is launched meanwhile could not evict them."""
+    counts = np.array([len(run.sequence.table) for run in plan.runs])
+    return np.asarray(block_table[np.arange(block_table.shape[1]) < counts[:, None]])

@@ -10,7 +10,7 @@ A step, in the order in which the engine calls::
     sequence.table.extend(ref.page for ref in refs); sequence.expected.extend(refs)
     table = tables.fill([s.table ...], [s.expected ...])                # tables = block_tables(pool, ...)
     for mismatch in tables.check(): ...                                 # end that request, fill again without it
-    ticket = pool.launch(table); runner.run(...); pool.landed(ticket)
+    ticket = pool.launch(pages of the step); runner.run(...); pool.landed(ticket)
     index.insert(prompt, salt, sequence.expected)                       # full pages made by prefill
     pool.release(sequence.expected, owner)
 

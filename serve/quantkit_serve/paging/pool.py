@@ -197,8 +197,8 @@ class PagePool:
         """A step that reads or writes these pages begins; none of them is free before it has landed.
 
         Args:
-            pages: of any shape, such as the step's block table. More than the step touches does no harm, and what
-                is outside the pool is passed over: a table's row may hold anything beyond its end.
+            pages: of any shape, all of them held by somebody: a cached page in flight could not be evicted. What
+                is outside the pool is passed over.
 
         Returns:
             The ticket to land with.

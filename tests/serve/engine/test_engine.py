@@ -270,6 +270,26 @@ def test_an_abort_while_the_step_runs_leaves_its_pages_alone_until_it_has_landed
     assert core.abort("gone") is None
 
 
+def test_only_pages_of_the_step_are_in_flight() -> None:
+    """Rows of the block table end in what earlier sequences left there."""
+    core, runner = engine(config(max_num_seqs=2))
+    core.add(request("a", range(1, 30), 3, ignore_eos=True))
+    core.add(request("b", range(30, 60), 3, ignore_eos=True))
+    drain(core)
+    core.add(request("short", [50], 6, ignore_eos=True))
+    core.add(request("long", range(5, 40), 6, ignore_eos=True))
+    checked = []
+
+    def check(batch: Batch) -> None:
+        held = {page for s in core.scheduler.running for page in s.table}
+        checked.append(set(batch.block_table.ravel().tolist()) - held)
+        assert {page for page in range(core.pool.num_pages) if core.pool.is_in_flight(page)} <= held
+
+    runner.before = check
+    drain(core)
+    assert any(checked)  # there was something else in the table
+
+
 def test_an_abort_between_step_and_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     core, _ = engine()
     core.add(request("gone", [5, 6], 6))
