@@ -34,7 +34,7 @@ def random_logits(seed: int, rows: int = 1, columns: int = 50) -> F32:
     return np.random.default_rng(seed).standard_normal((rows, columns), np.float32) * 3
 
 
-def draw_many(logits: F32, wanted: SamplingParams, count: int = 10_000) -> NDArray[np.int64]:
+def draw_many(logits: F32, wanted: SamplingParams, count: int = 6_000) -> NDArray[np.int64]:
     """How often each token is drawn at ``count`` positions."""
     tokens = sample(np.tile(logits, (count, 1)), [Draw(wanted, 7, position) for position in range(count)])
     return np.bincount(np.array(tokens), minlength=logits.shape[1])
@@ -81,7 +81,7 @@ def test_the_distribution_is_that_of_transformers(given: dict[str, float]) -> No
         scores = TopPLogitsWarper(given["top_p"])(None, scores)
     if "min_p" in given:
         scores = MinPLogitsWarper(given["min_p"])(None, scores)
-    expected = torch.softmax(scores.double(), -1)[0].numpy() * 10_000
+    expected = torch.softmax(scores.double(), -1)[0].numpy() * 6_000
     counts = draw_many(logits, params(**given))
     assert (counts[expected == 0] == 0).all()
     often = expected > 5
@@ -95,13 +95,13 @@ def test_wide_distributions_are_drawn_right() -> None:
     """Several chunks of a row, and tokens of which each is rare and all together are not."""
     logits = np.random.default_rng(5).standard_normal((1, 300), np.float32) * 0.5
     weights = np.exp(logits[0].astype(np.float64))
-    counts = draw_many(logits, params(), 20_000)
-    assert stats.chisquare(counts, weights / weights.sum() * 20_000).pvalue > 1e-4
+    counts = draw_many(logits, params(), 10_000)
+    assert stats.chisquare(counts, weights / weights.sum() * 10_000).pvalue > 1e-4
     logits = np.full((1, 5000), -7, np.float32)
     logits[0, 4000] = 0  # has 1 / (1 + 4999 exp(-7)) = 0.18 of all
-    kept = np.flatnonzero(draw_many(logits, params(top_p=0.5), 6000))
+    kept = np.flatnonzero(draw_many(logits, params(top_p=0.5), 2500))
     expected = (0.5 * (1 + 4999 * np.exp(-7)) - 1) / np.exp(-7)  # besides the likely one, the lowest ids
-    assert kept[-1] == 4000 and expected - 30 < kept[-2] < expected + 1
+    assert kept[-1] == 4000 and expected - 60 < kept[-2] < expected + 1
 
 
 def test_of_equally_likely_tokens_the_lowest_ids_are_kept() -> None:
