@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +50,8 @@ class Rope:
     frequencies: Tensor
     factor: float = 1.0
     _table: list[Tensor] = field(default_factory=list, init=False, repr=False)  # one: float32 [2, positions, D/2]
+    _filled: set[int] = field(default_factory=set, init=False, repr=False)  # blocks of it; the others are not yet
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)  # steps of two threads may meet here
 
     @property
     def dim(self) -> int:
@@ -57,13 +60,28 @@ class Rope:
 
     def angles(self, positions: Tensor) -> Angles:
         """Of int64 ``[T]`` positions; once per step, all layers share them."""
-        longest = int(positions.max()) + 1 if positions.numel() else 0
-        if not self._table or self._table[0].shape[1] < longest:
-            known = self._table[0].shape[1] if self._table else 0
-            starts = range(known, max(longest, 2 * known), _BLOCK)
-            self._table[:] = [torch.cat([*self._table, *map(self._block, starts)], dim=1)]
+        if not positions.numel():
+            return Angles(*torch.empty(2, 0, len(self.frequencies)))
+        needed = set(torch.unique(positions // _BLOCK).tolist())
+        if not needed <= self._filled:
+            with self._lock:
+                self._fill(needed)
         cos, sin = self._table[0][:, positions]
         return Angles(cos, sin)
+
+    def _fill(self, blocks: set[int]) -> None:
+        known = self._table[0].shape[1] if self._table else 0
+        longest = (max(blocks) + 1) * _BLOCK
+        if known < longest:  # memory that is never written costs nothing
+            table = torch.empty(2, max(longest, 2 * known), len(self.frequencies))
+            for number in self._filled:
+                rows = slice(number * _BLOCK, (number + 1) * _BLOCK)
+                table[:, rows] = self._table[0][:, rows]
+            self._table[:] = [table]
+        for number in blocks - self._filled:
+            start = number * _BLOCK
+            self._table[0][:, start : start + _BLOCK] = self._block(start)
+            self._filled.add(number)
 
     def _block(self, start: int) -> Tensor:
         """``[2, _BLOCK, D/2]``, always computed in this shape: torch's vectors and the rest behind the last whole
