@@ -110,8 +110,11 @@ class WorkerProcess:
         if not self.has_pool:
             self._send(Kind.POOL, (pack_json({"num_pages": num_pages}),), limit_s, "a step")
             self.has_pool = True
-        rows, _ = unpack_done(self._ask(Kind.RUN, tuple(pack_batch(batch)), Kind.DONE, limit_s, "a step"))
-        return rows
+        answer = self._ask(Kind.RUN, tuple(pack_batch(batch)), Kind.DONE, limit_s, "a step")
+        try:
+            return unpack_done(answer)[0]
+        except ValueError as error:
+            raise self.condemn(f"sent {error}") from error
 
     def wait(self) -> str:
         """Until it has ended; why it has."""
@@ -133,6 +136,8 @@ class WorkerProcess:
             found, payload = self._channel.receive(limit_s)
         except (Gone, TooLate) as error:
             raise self._failed(error, limit_s, doing) from error
+        except ValueError as error:
+            raise self.condemn(f"sent {error}") from error
         if found is Kind.FAILED:
             raise self._said(unpack_json(payload))
         if found is not wanted:

@@ -23,7 +23,8 @@ from ..phase import Phase
 from .memory import SharedMemory
 from .process import Identity, Opening, WorkerFailed, WorkerProcess
 
-_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before each try to start it, from the second on the last lasts
+_PAUSES_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before a start, by how many ended early
+_EARLY_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +109,8 @@ class RemoteRunner:
                     process.kill()
         if self._thread.is_alive():
             self._thread.join()
-        self._logits.close()
+        with self._asking:
+            self._logits.close()
 
     @property
     def outage(self) -> Outage | None:
@@ -129,41 +131,43 @@ class RemoteRunner:
         Raises:
             StepLost: with its worker.
         """
-        process = self._process
+        process, outage = self._process, self._outage
         if process is None:
-            outage = self._outage
             raise StepLost("there is no worker" if outage is None else outage.reason)
-        nbytes = len(batch.logit_rows) * self._vocab_size * np.dtype(np.float32).itemsize
-        try:
-            self._logits.resize(nbytes)
-            with self._asking:
-                rows = process.run(batch, self.num_pages, self._step_limit_s)
-            if rows != len(batch.logit_rows):
-                raise process.condemn(f"gave {rows} rows of logits instead of {len(batch.logit_rows)}")
-        except (WorkerFailed, QuantkitError) as error:
-            self._lost(process, str(error))
-            raise StepLost(str(error)) from error
-        return self._logits.map(nbytes).view(np.float32).reshape(rows, self._vocab_size)
+        rows = len(batch.logit_rows)
+        nbytes = rows * self._vocab_size * np.dtype(np.float32).itemsize
+        with self._asking:
+            try:
+                self._logits.resize(nbytes)
+                found = process.run(batch, self.num_pages, self._step_limit_s)
+                if found != rows:
+                    raise process.condemn(f"gave {found} rows of logits instead of {rows}")
+            except (WorkerFailed, QuantkitError) as error:
+                process.kill()  # whatever it was: its pages are not to be written to any more
+                self._lost(process, str(error))
+                raise StepLost(str(error)) from error
+            return self._logits.map(nbytes).view(np.float32).reshape(rows, self._vocab_size)
 
     # -- in the thread that keeps the worker
 
     def _keep(self) -> None:
-        tries = 0
+        num_early = 0  # ends in a row, each soon after the start
         while not self._is_closing:
+            self._pause(_PAUSES_S[min(num_early, len(_PAUSES_S) - 1)])
             try:
                 process = self._start()
             except Exception as error:
                 if self.num_starts == 0:
                     self._fail(error)
                     return
-                tries += 1
+                num_early += 1
                 self._go_down(f"the {self.phase.value} worker can't be started again: {error}")
-                self._pause(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
                 continue
-            tries = 0
+            start = time.monotonic()
             self._lost(process, process.wait())
             with self._asking:  # else the next socket could get the number that a step is still polling
                 process.close()
+            num_early = num_early + 1 if time.monotonic() - start < _EARLY_S else 0
 
     def _start(self) -> WorkerProcess:
         process = WorkerProcess(self.phase, self._opening, self._num_threads, self._pool, self._logits)

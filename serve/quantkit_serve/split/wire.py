@@ -129,7 +129,13 @@ def pack_done(rows: int, seconds: float) -> bytes:
 
 
 def unpack_done(payload: bytearray) -> tuple[int, float]:
-    """Rows of logits, seconds that the step took."""
+    """Rows of logits, seconds that the step took.
+
+    Raises:
+        ValueError: this is something else.
+    """
+    if len(payload) != _DONE.size:
+        raise ValueError(f"an answer of {len(payload)} bytes")
     rows, seconds = _DONE.unpack(payload)
     return rows, seconds
 

@@ -161,6 +161,29 @@ def test_a_sequence_decodes_after_its_hand_off_only() -> None:
     assert lanes.core.handoffs.num_checks == 1
 
 
+def test_cached_pages_are_evicted_while_a_step_is_under_way() -> None:
+    """Rows of a block table end with what the row had before: no pages of the step."""
+    lanes = Lanes(pages=12, max_num_seqs=3, max_num_batched_tokens=64)
+
+    def prefill(name: str, prompt: range, max_tokens: int) -> Request:
+        one = request(name, prompt, max_tokens, ignore_eos=True)
+        lanes.core.add(one)
+        lanes.step(Phase.PREFILL)
+        return one
+
+    prefill("former", range(4, 24), 1)
+    requests = [prefill("long", range(30, 39), 2), prefill("other", range(40, 41), 1)]
+    requests.append(prefill("short", range(50, 52), 2))
+    assert lanes.begin(Phase.DECODE)
+    assert lanes.core.pool.counts().cached == 5
+    requests.append(prefill("new", range(20, 45), 1))
+    lanes.check()
+    lanes.drain()
+    assert lanes.answers.tokens["new"]
+    for one in requests:
+        assert lanes.answers.tokens[one.request_id] == alone(one)
+
+
 def test_what_does_not_fit_at_all_ends_and_the_next_one_runs() -> None:
     lanes = Lanes(pages=4)
     lanes.core.pool.allocate(1, "someone")
