@@ -334,17 +334,9 @@ class Engine:
         return replace(self._end(sequence, Answered(text, FinishReason.ERROR), error), error_status=status)
 
     def _fail_mismatch(self, sequence: Sequence, found: Mismatch) -> Output:
-        _log.error(
-            "request %s: entry %d of its table has page %d with tag %d, expected page %d with tag %d; now of %s",
-            sequence.request_id,
-            found.entry,
-            found.page,
-            found.found_tag,
-            found.expected.page,
-            found.expected.tag,
-            ", ".join(found.holders) or "nobody",
-        )
-        return self._fail(sequence, mismatch_error(found))
+        error, holders = mismatch_error(found), ", ".join(found.holders) or "nobody"
+        _log.error("request %s: %s; page %d is now of %s", sequence.request_id, error, found.page, holders)
+        return self._fail(sequence, error)
 
     def _end(
         self,

@@ -5,6 +5,7 @@ spec, rope, norm    what config.json says of running the model, and the small pa
 attention, gqa ...  the attention of a layer; ``attention`` is the protocol
 experts             dense MLP, router and routed experts
 decoder             the layers, from token ids to logits
+prediction          the multi-token-prediction layer behind them
 ops                 the operations behind it: ``KernelOps`` in bfloat16, ``ReferenceOps`` in float32
 pages               memory of the page pool
 step                a ``Batch`` checked and in tensors

@@ -11,6 +11,7 @@ from quantkit_serve.batch import Batch
 from quantkit_serve.engine.sampler import Draw, sample
 from quantkit_serve.request import FinishReason, Request
 from tests.serve.engine.fake import VOCAB, Answers, alone, config, drain, engine, held, request
+from tests.serve.engine.proposing import mixed, proposing
 
 PAGE_SIZE = 4
 STEMS = [tuple((7 * i + j) % VOCAB for j in range(14)) for i in range(3)]
@@ -50,21 +51,21 @@ def expected(one: Request) -> list[int]:
     between=st.integers(1, 3),
     deterministic=st.booleans(),
     prefix=st.booleans(),
+    drafts=st.integers(0, 3),
 )
 def test_each_answer_is_that_of_the_request_alone(
-    actions, pages, chunk, seqs, between, deterministic, prefix
+    actions, pages, chunk, seqs, between, deterministic, prefix, drafts
 ) -> None:  # type: ignore[no-untyped-def]
-    core, runner = engine(
-        config(
-            pages=pages,
-            page_size=PAGE_SIZE,
-            prefix=prefix,
-            deterministic=deterministic,
-            max_num_batched_tokens=chunk,
-            max_num_seqs=seqs,
-            decode_steps_between_chunks=between,
-        )
+    chosen = config(
+        pages=pages,
+        page_size=PAGE_SIZE,
+        prefix=prefix,
+        deterministic=deterministic,
+        max_num_batched_tokens=chunk,
+        max_num_seqs=seqs,
+        decode_steps_between_chunks=between,
     )
+    core, runner = proposing(mixed, chosen, drafts) if drafts else engine(chosen)
     requests: list[Request] = []
     answers = Answers()
     pending: list[str] = []

@@ -1,127 +1,19 @@
-"""Proposed tokens: however good they are, answers are those without, and nothing stale is read.
-
-The runner's layer leaves in each token's place a hash of what the token left there and of the token that follows
-it, and compares all of a context with what should be there before it proposes behind it.
-"""
+"""Proposed tokens: however good they are, answers are those without, and nothing stale is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
 from quantkit.errors import UsageError
-from quantkit_serve.batch import Batch
-from quantkit_serve.config import EngineConfig
 from quantkit_serve.engine.engine import Engine
 from quantkit_serve.phase import Phase
 from quantkit_serve.request import FinishReason, Output, Request
 from quantkit_serve.split.config import SplitConfig
 from quantkit_serve.split.pair import open_pair
-from tests.serve.engine.fake import Answers, FakeRunner, alone, config, drain, engine, request
-from tests.serve.engine.hashes import EOS, MASK, VOCAB, fold, logits_of, mix, stored
-
-Choose = Callable[[NDArray[np.float32], int], int]
-
-
-def right(logits: NDArray[np.float32], position: int) -> int:
-    return int(logits.argmax())
-
-
-def wrong(logits: NDArray[np.float32], position: int) -> int:
-    return int(logits.argmin())
-
-
-def mixed(logits: NDArray[np.float32], position: int) -> int:
-    return right(logits, position) if mix(position) % 3 else wrong(logits, position)
-
-
-class ProposingRunner(FakeRunner):
-    """Proposes what ``choose`` makes of the true logits.
-
-    Attributes:
-        core: set once there is one; whose sequences have the pages.
-        proposals: how many tokens it was asked for, each time.
-        between: called before it proposes.
-        aborted: requests that have no pages although their step is under way.
-    """
-
-    core: Engine
-
-    def __init__(self, choose: Choose, **more: int) -> None:
-        super().__init__(**more)  # type: ignore[arg-type]
-        self._choose = choose
-        self.proposals: list[int] = []
-        self.between: Callable[[], object] = lambda: None
-        self.aborted: set[str] = set()
-
-    def allocate(self, num_pages: int) -> None:
-        super().allocate(num_pages)
-        self.tokens = np.full((num_pages, self.page_size), -1)
-        self.entries = np.zeros((num_pages, self.page_size), np.uint64)
-
-    def run(self, batch: Batch) -> torch.Tensor:
-        for row in range(len(batch.lengths)):
-            for at in range(batch.cu_tokens[row], batch.cu_tokens[row + 1]):
-                self.tokens[self._place(batch, row, int(batch.positions[at]))] = batch.token_ids[at]
-        return super().run(batch)
-
-    def propose(self, batch: Batch, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> list[list[int]]:
-        self.between()
-        latest = self.batches[-1]
-        assert batch.phase is Phase.DECODE
-        assert (batch.positions == latest.positions[rows]).all()
-        for row in range(len(batch.lengths)):
-            for at in range(batch.cu_tokens[row], batch.cu_tokens[row + 1]):
-                place = self._place(batch, row, int(batch.positions[at]))
-                self.entries[place] = mix(int(self.pages[place]), int(batch.token_ids[at]))
-        found = []
-        for end, count in zip(batch.logit_rows.tolist(), counts.tolist(), strict=True):
-            row = int(np.searchsorted(batch.cu_tokens, end, side="right")) - 1
-            assert end == batch.cu_tokens[row + 1] - 1
-            found.append(self._continue(batch, row, int(batch.positions[end]), int(batch.token_ids[end]), count))
-            self.proposals.append(count)
-        return found
-
-    def _place(self, batch: Batch, row: int, position: int) -> tuple[int, int]:
-        return int(batch.block_table[row, position // self.page_size]), position % self.page_size
-
-    def _continue(self, batch: Batch, row: int, position: int, follower: int, count: int) -> list[int]:
-        places = [self._place(batch, row, p) for p in range(position + 1)]
-        followers = [*(int(self.tokens[place]) for place in places[1:]), follower]
-        for place, after in zip(places, followers, strict=True):
-            assert self.entries[place] == mix(int(self.pages[place]), after), "an entry of another token"
-        sums, tokens, token = fold([int(self.pages[place]) for place in places]), [], follower
-        for further in range(count):
-            if further:  # the layer writes there
-                self._check_owned(batch.block_table[row].tolist(), position + further)
-                self.entries[self._place(batch, row, position + further)] = 0xBAD
-            at = position + 1 + further
-            sums = (sums + mix(stored(token, at, Phase.DECODE, sums), at)) & MASK
-            token = self._choose(logits_of(sums, VOCAB), at)
-            tokens.append(token)
-        return tokens
-
-    def _check_owned(self, table: list[int], position: int) -> None:
-        pages = table[: position // self.page_size + 1]
-        owners = [s for s in self.core.scheduler.running if s.table[: len(pages)] == pages]
-        assert len(owners) == 1 or "r1" in self.aborted
-
-
-def speculative(settings: EngineConfig, num_tokens: int = 1) -> EngineConfig:
-    model = replace(settings.model, speculative="mtp", num_speculative_tokens=num_tokens)
-    return replace(settings, model=model)
-
-
-def proposing(choose: Choose, settings: EngineConfig, num_tokens: int = 1) -> tuple[Engine, ProposingRunner]:
-    runner = ProposingRunner(choose, page_size=settings.cache.page_size)
-    core, _ = engine(speculative(settings, num_tokens), runner)
-    runner.core = core
-    return core, runner
+from tests.serve.engine.fake import Answers, alone, config, drain, engine, request
+from tests.serve.engine.hashes import EOS, VOCAB
+from tests.serve.engine.proposing import Choose, mixed, proposing, right, speculative, wrong
+from tests.serve.engine.test_preemption import drain_with_progress
 
 
 def requests(count: int, max_tokens: int = 24, **params: object) -> list[Request]:
@@ -137,16 +29,30 @@ def served(core: Engine, wanted: list[Request]) -> Answers:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
-def test_right_proposals_are_all_accepted(num_tokens: int) -> None:
+@pytest.mark.parametrize("max_tokens", [24, 25, 26, 27])
+def test_right_proposals_are_all_accepted(num_tokens: int, max_tokens: int) -> None:
     core, runner = proposing(right, config(), num_tokens)
-    (one,) = requests(1, 25)
+    (one,) = requests(1, max_tokens)
     assert served(core, [one]).tokens == {"r0": alone(one)}
     figures = core.figures()
     drafts = figures.speculation
-    assert drafts.num_accepted_tokens == drafts.num_draft_tokens == 25 - 1 - figures.decode_steps
-    assert drafts.num_drafts == figures.decode_steps == -(-24 // (1 + num_tokens))
-    assert figures.generated_tokens == 25
-    assert max(b.positions.max() for b in runner.batches) == len(one.prompt) + 25 - 2  # the last is never computed
+    assert figures.decode_steps == -(-(max_tokens - 1) // (1 + num_tokens))
+    assert drafts.num_accepted_tokens == drafts.num_draft_tokens == max_tokens - 1 - figures.decode_steps
+    assert figures.generated_tokens == max_tokens
+    last = max(b.positions.max() for b in runner.batches)
+    assert last == len(one.prompt) + max_tokens - 2  # the last token is never computed
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4])
+@pytest.mark.parametrize("choose", [right, wrong])
+def test_no_more_pages_than_the_answer_can_fill(choose: Choose, num_tokens: int) -> None:
+    core, _ = proposing(choose, config(), num_tokens)  # pages of 4
+    core.add(request("a", [5, 6, 7], 14, ignore_eos=True))  # 16 tokens are ever stored
+    most = 0
+    while core.has_work:
+        core.step()
+        most = max([most, *(len(s.table) for s in core.scheduler.running)])
+    assert most == 4
 
 
 def test_wrong_proposals_cost_no_step_and_change_nothing() -> None:
@@ -173,7 +79,9 @@ def test_a_crowd_gets_the_answers_that_each_gets_alone(
     )
     wanted = requests(7, 23)
     wanted.append(request("sampled", [5, 6, 7, 8, 9, 10, 11, 30], 12, temperature=0.7, seed=4))
-    answers = served(core, wanted)
+    for one in wanted:
+        core.add(one)
+    answers = drain_with_progress(core)
     for one in wanted[:-1]:
         assert answers.tokens[one.request_id] == alone(one)
     if pages == 14 and num_tokens == 1:
@@ -227,7 +135,8 @@ def merged(outputs: list[Output]) -> list[object]:
         {"logprobs": 2, "prompt_logprobs": 1},
         {"stop": ("4",)},  # the digits of a later token's text
         {"stop_token_ids": frozenset(range(30, 61))},
-        {"stop_token_ids": frozenset(range(61)), "min_tokens": 6},
+        {"stop_token_ids": frozenset(range(20, 61)), "min_tokens": 6},
+        {"stop_token_ids": frozenset(range(20, 61)), "min_tokens": 7},
         {"ignore_eos": False, "logit_bias": {EOS: 6.0}},
         {"logit_bias": {17: 9.0, 18: 9.0}},
     ],
@@ -354,3 +263,14 @@ def test_split_pools_propose_nothing() -> None:
 def test_at_least_one_token_is_proposed() -> None:
     with pytest.raises(UsageError, match="is 0"):
         proposing(right, config(), 0)
+
+
+def test_who_is_preempted_loses_his_proposals() -> None:
+    core, _ = proposing(right, config(pages=14), 1)
+    for one in requests(7, 23):
+        core.add(one)
+    while not core.figures().preemptions:
+        core.step()
+    (gone,) = [s for s in core.scheduler.waiting if s.num_preemptions]
+    assert not gone.drafts
+    drain(core)
