@@ -57,7 +57,7 @@ def served(core: Engine, requests: list[Request], *, is_crowd: bool) -> dict[str
 def random_requests() -> list[Request]:
     stem = tokens(0, 13)
     prompts = [stem[: 9 + 2 * i] + tokens(i, 3) for i in range(3)] + [tokens(9, 5)]
-    return [request(f"r{i}", prompt, 30, ignore_eos=True, logprobs=2) for i, prompt in enumerate(prompts)]
+    return [request(f"r{i}", prompt, 26, ignore_eos=True, logprobs=2) for i, prompt in enumerate(prompts)]
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,17 @@ def random_requests() -> list[Request]:
         ("glm_moe_dsa", FLOAT32, True),
         ("glm_moe_dsa", BFLOAT16, False),
         ("deepseek_v3", BFLOAT16, True),
-        ("glm4_moe, groups, no norms", FLOAT32, True),
         ("glm4_moe, groups, no norms", BFLOAT16, False),
     ],
 )
 def test_tiny_models(case: str, numbers: dict[str, str], deterministic: bool, tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "checkpoint", CASES[case])
     expected = served(engine(path, numbers, 0), random_requests(), is_crowd=False)
-    for num_tokens, pages, is_crowd in ((1, 12, True), (3, 80, False)):
+    for num_tokens, pages in ((1, 12), (3, 80)):
         core = engine(path, numbers, num_tokens, pages=pages, deterministic=deterministic)
-        assert served(core, random_requests(), is_crowd=is_crowd) == expected
+        assert served(core, random_requests(), is_crowd=True) == expected
         assert core.figures().speculation.num_draft_tokens > 0
-        assert not is_crowd or core.figures().preemptions > 0
+        assert pages > 12 or core.figures().preemptions > 0
 
 
 @cache

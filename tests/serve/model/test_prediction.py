@@ -30,7 +30,7 @@ from tests.serve.model.tiny import CASES, checkpoint
 
 MTP: dict[str, Any] = {"speculative": "mtp"}
 FAMILIES = ("glm_moe_dsa", "deepseek_v3", "deepseek_v32", "glm4_moe")
-IDS = tokens(5, 90)  # longer than index_topk
+IDS = tokens(5, 82)  # longer than index_topk
 
 
 class Oracle:
@@ -114,7 +114,7 @@ def test_proposals_are_those_of_transformers(family: str, tmp_path: Path, seen: 
     ours = runner(copy, **MTP)
     theirs = Oracle(copy, ours_config(copy))
     pages = list(range(-(-len(IDS) // PAGE) + 1))
-    for start, end in ((0, 17), (17, 64), (64, 65), (65, 88)):  # the first 88 tokens, and those that follow
+    for start, end in ((0, 17), (17, 64), (64, 65)):  # the first 65 tokens, and those that follow
         (found,) = propose(ours, [(IDS[start : end + 1], start, pages)])
         entry = theirs.entry(theirs.hidden(IDS[:end]), IDS[1 : end + 1])
         expected = theirs.logits(theirs.layer(entry)[-1:])
@@ -146,8 +146,10 @@ def ours_config(copy: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "bf16"])
-@pytest.mark.parametrize("case", ["glm_moe_dsa", "deepseek_v3", "glm4_moe, groups, no norms"])
+@pytest.mark.parametrize(
+    ("case", "kv_dtype"),
+    [("glm_moe_dsa", "fp8"), ("deepseek_v3", "bf16"), ("glm4_moe, groups, no norms", "fp8")],
+)
 def test_on_the_kernels_neither_chunks_nor_company_matter(
     case: str, kv_dtype: str, tmp_path: Path, seen: list[Tensor]
 ) -> None:
@@ -199,7 +201,7 @@ def test_of_two_views_the_decode_view_has_it(tmp_path: Path) -> None:
     assert propose(both[0], runs, phase=Phase.DECODE) == propose(both[1], runs, phase=Phase.DECODE)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "kimi_k2"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "kimi_k2"])
 def test_a_model_without_one_is_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no multi-token-prediction layer"):
         runner(write_moe(tmp_path / "source", family), **MTP)
