@@ -159,7 +159,7 @@ class Scheduler:
         return tuple(runs)
 
     def _decode(self) -> tuple[Run, ...]:
-        ready = self._ready()
+        ready = [s for s in self.running if s.phase is Phase.DECODE]
         spare = max(self.config.max_num_batched_tokens - len(ready), 0)
         runs: list[Run] = []
         for sequence in ready:
@@ -185,10 +185,6 @@ class Scheduler:
             found.append(Run(sequence, run.count, tuple(drafts)))
             spare -= len(drafts)
         return tuple(found)
-
-    def _ready(self) -> list[Sequence]:
-        """Who can decode."""
-        return [s for s in self.running if s.phase is Phase.DECODE]
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Room for so many tokens, at the expense of later arrivals if need be; False: it was preempted itself."""

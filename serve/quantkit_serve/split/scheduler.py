@@ -1,8 +1,8 @@
 """The scheduler of two lanes: prefill and decode steps run at the same time instead of taking turns.
 
-Everything is as with one lane, but for two things. A sequence that prefill is done with decodes only once decode
-has taken it over. And the latest arrival, which makes room when a sequence must grow, may be in the middle of a
-prefill step: it is preempted when that step has landed, and whoever needs its pages leaves out a step.
+Everything is as with one lane, but for the latest arrival, which makes room when a sequence must grow: it may be
+in the middle of a prefill step. Then it is preempted when that step has landed, and whoever needs its pages leaves
+out a step. What prefill is done with is kept here until decode takes it over, before its next step.
 
 Between two tokens of a sequence lie no prefill steps, only the wait for a core that both workers use.
 """
@@ -57,9 +57,6 @@ class SplitScheduler(Scheduler):
     def remove(self, sequence: Sequence) -> list[PageRef]:
         self.transit.pop(sequence, None)
         return super().remove(sequence)
-
-    def _ready(self) -> list[Sequence]:
-        return [s for s in super()._ready() if s not in self.transit]
 
     def _make_room(self) -> bool:
         if self.running[-1] in self.flying:

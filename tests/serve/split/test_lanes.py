@@ -128,17 +128,23 @@ def test_who_is_in_a_prefill_step_makes_room_when_it_has_landed() -> None:
     assert lanes.answers.tokens == {"old": alone(old), "new": alone(new)}
 
 
-def test_pages_of_one_that_ended_come_back_with_its_step() -> None:
+@pytest.mark.parametrize("phase", Phase)
+def test_pages_of_one_that_ended_come_back_with_its_step(phase: Phase) -> None:
     """Nothing runs, and the head of the queue doesn't fit: but it will."""
     lanes = Lanes(pages=4, prefix=False)
-    first, second = request("a", range(10, 24), 2), request("b", range(20, 34), 2, ignore_eos=True)
+    first, second = (
+        request("a", range(10, 24), 3, ignore_eos=True),
+        request("b", range(20, 34), 2, ignore_eos=True),
+    )
     lanes.core.add(first)
-    assert lanes.begin(Phase.PREFILL)
+    if phase is Phase.DECODE:
+        lanes.step(Phase.PREFILL)
+    assert lanes.begin(phase)
     lanes.core.abort("a")
     lanes.core.add(second)
-    assert not lanes.step(Phase.DECODE)
+    assert not any(lanes.step(other) for other in Phase if other is not phase)
     assert lanes.core.figures().num_pages_quarantined == 4
-    lanes.end(Phase.PREFILL)
+    lanes.end(phase)
     lanes.drain()
     assert lanes.answers.tokens["b"] == alone(second)
 
