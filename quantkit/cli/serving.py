@@ -51,7 +51,7 @@ _MODEL = (
         "(default: off).",
     ),
     click.option(
-        "--num-speculative-tokens", type=click.IntRange(1, 16), default=1, metavar="N",
+        "--num-speculative-tokens", type=click.IntRange(1, 16), metavar="N",
         help="Tokens proposed at a time with --speculative mtp (default: 1).",
     ),
 )  # fmt: skip
@@ -89,7 +89,7 @@ _SCHEDULER = (
         "(default: 512).",
     ),
     click.option(
-        "--max-waiting", type=click.IntRange(min=0), default=1024, metavar="N",
+        "--max-waiting", type=click.IntRange(min=1), default=1024, metavar="N",
         help="Requests that may wait; more are answered with 429 (default: 1024).",
     ),
 )  # fmt: skip
@@ -111,6 +111,16 @@ _SPLIT = (
 )  # fmt: skip
 
 
+# What the engine calls a setting that it can't work with, where the option has another name than its dashes give.
+_OPTION_OF = {"kv_bytes": "--kv-memory", "compute": "--dtype"} | {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        "weights", "fp8_activations", "kv_dtype", "page_size", "max_model_len", "max_num_seqs",
+        "max_num_batched_tokens", "max_waiting", "num_speculative_tokens",
+    )
+}  # fmt: skip
+
+
 def engine_options(function: F) -> F:
     """How model, cache and scheduler are set; the command gets a function that makes the ``EngineConfig``."""
     every = (*_MODEL, *_CACHE, *_SCHEDULER)
@@ -119,7 +129,13 @@ def engine_options(function: F) -> F:
     @wraps(function)
     def with_engine(*args: Any, **kwargs: Any) -> Any:
         values = {name: kwargs.pop(name) for name in names}
-        return function(*args, engine=lambda: engine_config(**values), **kwargs)
+        try:
+            return function(*args, engine=lambda: engine_config(**values), **kwargs)
+        except UsageError as error:
+            option = _OPTION_OF.get(error.where or "")
+            if option is None:
+                raise
+            raise UsageError(error.what, where=option, accepted=error.accepted, hint=error.hint) from error
 
     decorate: Decorator[Any] = stacked(*every)
     return cast(F, decorate(with_engine))
@@ -127,16 +143,25 @@ def engine_options(function: F) -> F:
 
 def engine_config(
     *, weights: Any, compute: Any, fp8_activations: Any, prefill_kv: Any, deterministic: bool, speculative: Any,
-    num_speculative_tokens: int, kv_dtype: Any, kv_memory: int, page_size: int, kv_tags: str, prefix_cache: str,
-    max_model_len: int | None, max_num_seqs: int, max_num_batched_tokens: int, max_waiting: int,
+    num_speculative_tokens: int | None, kv_dtype: Any, kv_memory: int, page_size: int, kv_tags: str,
+    prefix_cache: str, max_model_len: int | None, max_num_seqs: int, max_num_batched_tokens: int, max_waiting: int,
 ) -> EngineConfig:  # fmt: skip
-    """The options as one frozen configuration."""
+    """The options as one frozen configuration.
+
+    Raises:
+        UsageError: an option of speculation without it.
+    """
+    if num_speculative_tokens is not None and speculative == "off":
+        raise UsageError(
+            "is for proposed tokens", where="--num-speculative-tokens", accepted="with --speculative mtp"
+        )
     from quantkit_serve.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
     return EngineConfig(
         ModelConfig(
             weights=weights, compute=compute, prefill_kv=prefill_kv, fp8_activations=fp8_activations,
-            deterministic=deterministic, speculative=speculative, num_speculative_tokens=num_speculative_tokens,
+            deterministic=deterministic, speculative=speculative,
+            num_speculative_tokens=num_speculative_tokens or 1,
         ),
         CacheConfig(
             kv_dtype=kv_dtype or ("f32" if compute == "float32" else "fp8"), page_size=page_size,

@@ -17,10 +17,16 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True)
 class Grammar:
-    """Output that is enforced: ``source`` is a JSON schema (text), a regular expression, or empty for any JSON."""
+    """Output that is enforced.
+
+    Attributes:
+        source: a JSON schema (text), a regular expression, or empty for any JSON.
+        param: the field that asked for it, for refusals.
+    """
 
     kind: Literal["json_object", "json_schema", "regex"]
     source: str = ""
+    param: str = field(default="response_format", compare=False)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Engine:
             Refused: see ``Compiler.compile``.
         """
         if self._compiler is None:
-            raise Refused("this server enforces no grammars", param="response_format")
+            raise Refused("this server enforces no grammars", param=grammar.param)
         return self._compiler.compile(grammar)
 
     def add(self, request: Request, matcher: Matcher | None = None) -> None:

@@ -23,7 +23,6 @@ MAX_DEPTH = 120  # of brackets; llguidance reads no more than 128
 LEXER_FUEL = (
     200_000  # work on regular expressions at first; monsters like (a{1000}){1000} take seconds with a million
 )
-PARAM = "response_format"
 JSON_OPTIONS = {
     # Models like to repeat white space, which JSON allows anywhere, until max_tokens.
     "whitespace_pattern": r"[ \n\r\t]{0,32}",
@@ -73,7 +72,7 @@ class Matcher:
 
     def _raise_if_failed(self) -> None:
         if self._matcher.is_error():
-            raise GrammarFailed(f"the grammar can't go on: {_first_line(self._matcher.get_error())}")
+            raise GrammarFailed(f"the grammar can't go on: {_reason(self._matcher.get_error())}")
 
 
 class Compiler:
@@ -101,29 +100,29 @@ class Compiler:
         limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
         matcher = LLMatcher(self._llguidance(), source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise Refused(f"{grammar.kind}: {_first_line(matcher.get_error())}", param=PARAM)
+            raise Refused(f"{grammar.kind}: {_reason(matcher.get_error())}", param=grammar.param)
         made = Matcher(matcher, self._vocab_size)
         try:
             is_possible = made.allowed().any()
         except GrammarFailed as failed:
-            raise Refused(f"{grammar.kind}: {failed}", param=PARAM) from None
+            raise Refused(f"{grammar.kind}: {failed}", param=grammar.param) from None
         if not is_possible:
-            raise Refused(f"{grammar.kind}: nothing can follow it", param=PARAM)
+            raise Refused(f"{grammar.kind}: nothing can follow it", param=grammar.param)
         return made
 
     def _source(self, grammar: Grammar, matcher: Any) -> str:
         if len(grammar.source) > MAX_SOURCE_CHARS:
             raise Refused(
                 f"{grammar.kind} has {len(grammar.source)} characters; at most {MAX_SOURCE_CHARS} are accepted",
-                param=PARAM,
+                param=grammar.param,
             )
         try:
             if grammar.kind == "regex":
                 return str(matcher.grammar_from_regex(grammar.source))
-            schema = {"type": "object"} if grammar.kind == "json_object" else _schema(grammar.source)
+            schema = {"type": "object"} if grammar.kind == "json_object" else _schema(grammar)
             return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS))
         except ValueError as error:
-            raise Refused(f"{grammar.kind}: {_first_line(str(error))}", param=PARAM) from None
+            raise Refused(f"{grammar.kind}: {_reason(str(error))}", param=grammar.param) from None
 
     def _llguidance(self) -> Any:
         """Made at the first grammar: it takes a second for a large vocabulary, and most servers never need it."""
@@ -135,18 +134,19 @@ class Compiler:
             return self._ready
 
 
-def _schema(source: str) -> dict[str, Any]:
+def _schema(grammar: Grammar) -> dict[str, Any]:
+    source, param = grammar.source, grammar.param
     if (depth := _depth(source)) > MAX_DEPTH:
-        raise Refused(f"json_schema is nested {depth} deep; at most {MAX_DEPTH} is accepted", param=PARAM)
+        raise Refused(f"json_schema is nested {depth} deep; at most {MAX_DEPTH} is accepted", param=param)
     try:
         schema = json.loads(source)
     except ValueError as error:
-        raise Refused(f"json_schema is not JSON: {error}", param=PARAM) from None
+        raise Refused(f"json_schema is not JSON: {error}", param=param) from None
     if schema is True:
         return {}
     if not isinstance(schema, dict):
         given = "false, which allows nothing" if schema is False else type(schema).__name__
-        raise Refused(f"json_schema must be an object or true, got {given}", param=PARAM)
+        raise Refused(f"json_schema must be an object or true, got {given}", param=param)
     return schema
 
 
@@ -162,5 +162,9 @@ def _depth(source: str) -> int:
     return deepest
 
 
-def _first_line(message: str) -> str:
-    return message.strip().partition("\n")[0]
+def _reason(message: str) -> str:
+    """llguidance's message in one line: the first, and what a parser of regular expressions says below its drawing
+    of the place."""
+    first, *more = message.strip().split("\n")
+    causes = [line.removeprefix("error: ") for line in more if line.startswith("error: ")]
+    return " ".join([first, *causes])

@@ -162,7 +162,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         # its end tokens are the only way to end what is complete, so nothing may forbid or ignore them
         for name in ("ignore_eos", "min_tokens"):
             if getattr(params, name):
-                raise Refused(f"{name} can't be combined with response_format", param=name)
+                raise Refused(f"{name} can't be combined with {params.grammar.param}", param=name)
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

@@ -149,7 +149,9 @@ def invalid(errors: Sequence[Any]) -> ApiError:
 def _sentence(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return "this server does not know or support this field"
+    if error["loc"] == ("body",) and error["type"] in ("missing", "model_attributes_type", "model_type"):
+        return "a JSON object is needed as the body"
     if error["type"] == "missing":
-        return "this field is needed" if error["loc"] != ("body",) else "a JSON object is needed as the body"
+        return "this field is needed"
     message = str(error["msg"])
     return message.removeprefix("Value error, ")

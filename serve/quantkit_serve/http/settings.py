@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from quantkit.errors import UsageError
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,9 @@ class HttpSettings:
         max_choices: answers that one request may ask for, over all its prompts.
         request_timeout_s: seconds that an answer may take, waiting included; None: any.
         fingerprint: ``system_fingerprint`` of answers, e.g. the artifact's pair_id.
+
+    Raises:
+        UsageError: a name that is empty, or an origin that no browser sends.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -28,3 +36,13 @@ class HttpSettings:
     max_choices: int = 256
     request_timeout_s: float | None = None
     fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        if not all(name.strip() for name in self.served_names):
+            raise UsageError("is empty", where="--served-model-name", accepted="what clients call the model")
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"{origin!r} is no origin: browsers send scheme, host and port only",
+                    where="--allow-origin", accepted="for example https://chat.example.com, or *",
+                )  # fmt: skip

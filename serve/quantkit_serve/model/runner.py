@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quantkit.artifact.canonical import canonical_json
-from quantkit.errors import UsageError
+from quantkit.errors import EnvironmentProblem, UsageError
+from quantkit.units import format_bytes
 
 from ..batch import Batch, ModelFacts
 from ..config import EngineConfig
@@ -80,11 +81,12 @@ class ModelRunner:
 
         Raises:
             ValueError: called twice, or memory that does not fit.
+            EnvironmentProblem: the system has not so much.
         """
         if self._pools is not None:
             raise ValueError("the page pool is allocated already")
         if memory is None:
-            memory = torch.zeros((num_pages, self.facts.page_bytes), dtype=torch.uint8)
+            memory = _zeros(num_pages, self.facts.page_bytes)
         if len(memory) != num_pages:
             raise ValueError(f"memory holds {len(memory)} pages, not {num_pages}")
         self._memory, self._pools = memory, pools(self._layouts, memory)
@@ -178,6 +180,16 @@ def open_runner(source: str | PathLike[str], config: EngineConfig, name: str | N
     """
     opened = open_weights(source, config.model.weights)
     return ModelRunner(opened, config, name or Path(source).name)
+
+
+def _zeros(num_pages: int, page_bytes: int) -> Tensor:
+    try:
+        return torch.zeros((num_pages, page_bytes), dtype=torch.uint8)
+    except RuntimeError:  # torch's of an allocation that failed
+        size = format_bytes(num_pages * page_bytes)
+        raise EnvironmentProblem(
+            f"there is no memory for KV pages of {size}", hint="A smaller --kv-memory may do."
+        ) from None
 
 
 def _ops(config: EngineConfig) -> Ops:

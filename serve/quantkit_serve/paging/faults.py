@@ -77,14 +77,15 @@ class DoubleAllocate:
 
 
 class Remap:
-    """The first entry of a victim's table becomes the first page of another one."""
+    """An entry of a victim's table becomes that of another one: the first that they don't share."""
 
     def strike(self, scene: Scene) -> str | None:
         for victim in scene.victims:
             for other in scene.victims:
-                if len(victim.table) and len(other.table) and victim.table[0] != other.table[0]:
-                    former, victim.table[0] = victim.table[0], other.table[0]
-                    return f"entry 0 of {victim.owner}: page {former} became {other.table[0]}, of {other.owner}"
+                for entry, (former, page) in enumerate(zip(victim.table, other.table, strict=False)):
+                    if former != page:
+                        victim.table[entry] = page
+                        return f"entry {entry} of {victim.owner}: page {former} became {page}, of {other.owner}"
         return None
 
 

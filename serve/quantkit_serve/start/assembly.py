@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quantkit.errors import EnvironmentProblem
+
 from ..config import EngineConfig
 from .servable import Servable
 
@@ -40,7 +42,7 @@ def assemble(
     Raises:
         UsageError: settings that don't fit together, or not this model.
         ArtifactError, SourceError, UnsupportedError: the files.
-        EnvironmentProblem: a package is missing.
+        EnvironmentProblem: a package is missing, or memory for the pages.
     """
     from .extras import check_extras
 
@@ -50,6 +52,7 @@ def assemble(
 
     from ..engine.engine import Engine
     from ..engine.grammar import Compiler
+    from ..engine.limits import num_pages
     from ..http.tokenizer import Tokenizer
     from ..model.runner import ModelRunner, open_runner
     from ..paging.faults import FAULTS
@@ -62,6 +65,7 @@ def assemble(
 
     def more(runner: ModelRunner | Pair) -> dict[str, Any]:
         facts = runner.facts
+        _check_memory(num_pages(facts, config) * facts.page_bytes)
         return {
             "compiler": Compiler(tokenizer.raw.to_str(), facts.vocab_size, facts.eos_token_ids),
             "fault": FAULTS[fault]() if fault else None,
@@ -76,3 +80,16 @@ def assemble(
         pair = open_pair(folder, config, split, name)
         engine = SplitEngine(pair, config, split, tokenizer.vocabulary, **more(pair))
     return Assembled(engine, tokenizer, Artifact.open(folder).manifest.pair_id if is_artifact else None)
+
+
+def _check_memory(nbytes: int) -> None:
+    """The system promises more than it has, and ends a process that takes it at its word."""
+    from quantkit.plan.memory import available_bytes
+    from quantkit.units import format_bytes
+
+    available = available_bytes()
+    if available is not None and nbytes > available:
+        raise EnvironmentProblem(
+            f"KV pages of {format_bytes(nbytes)} don't fit: {format_bytes(available)} of memory are free",
+            where="--kv-memory", hint="Give less.",
+        )  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import quantkit
-from quantkit.errors import UsageError
+from quantkit.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     from quantkit.artifact.progress import OnProgress
@@ -36,12 +36,14 @@ def servable(
 
     Raises:
         UsageError: neither a directory nor a bundled model.
+        ArtifactError: a directory without a model, or a conversion that has not ended.
         EnvironmentProblem: the cache can't be written, or what conversion needs is not installed.
     """
     from quantkit.checkpoint import BUNDLED
 
     path = Path(source).expanduser()
     if path.is_dir():
+        _check_is_model(path)
         return Servable(path, path.resolve().name)
     if path.exists() or source not in BUNDLED:
         raise UsageError(
@@ -55,6 +57,22 @@ def servable(
         target.parent.mkdir(parents=True, exist_ok=True)
         quantkit.convert(quantkit.plan(source), target, on_progress=on_progress)
     return Servable(target, source)
+
+
+def _check_is_model(folder: Path) -> None:
+    from quantkit.artifact.layout import CONFIG, JOURNAL, MANIFEST
+
+    if (folder / MANIFEST).is_file():
+        return
+    if (folder / JOURNAL).is_file():
+        raise ArtifactError(
+            "is a conversion that has not ended", where=str(folder),
+            hint="The same `quantkit convert` again goes on with it.",
+        )  # fmt: skip
+    if not (folder / CONFIG).is_file():
+        raise ArtifactError(
+            f"is neither an artifact nor a checkpoint: it has no {MANIFEST} and no {CONFIG}", where=str(folder)
+        )
 
 
 def cache_folder() -> Path:

@@ -74,5 +74,5 @@ def _facts(engine: Engine) -> Iterator[str]:
     yield (
         f"KV cache: {pool.num_pages * cache.page_size:,} tokens in {pool.num_pages:,} pages of {cache.page_size}, "
         f"{cache.kv_dtype}, {format_bytes(pool.num_pages * facts.page_bytes)}; context up to "
-        f"{engine.limits.max_model_len:,} tokens"
+        f"{engine.limits.max_tokens(0):,} tokens"
     )

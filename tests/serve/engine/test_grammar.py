@@ -150,7 +150,7 @@ def nested(depth: int) -> object:
         (schema({"type": "wat"}), "json_schema: Invalid type: wat"),
         (schema({"not": {}}), "json_schema: Unimplemented keys"),
         (schema({"$ref": "#/nowhere"}), "json_schema: Pointer"),
-        (schema({"type": "string", "pattern": "(?=a)b"}), "json_schema"),
+        (schema({"type": "string", "pattern": "(?=a)b"}), "json_schema: .*look-behind, is not supported"),
         (schema(False), "which allows nothing"),
         (schema({"not": {}, "x-guidance": {"lenient": True}}), "Unimplemented keys"),
         (schema({"enum": ["\ud800"]}), "json_schema"),
@@ -158,9 +158,9 @@ def nested(depth: int) -> object:
         (schema(nested(64)), "json_schema is nested 129 deep; at most 120"),
         (Grammar("json_schema", "[" * 60_000), "nested 60000 deep"),
         (Grammar("json_schema", " " * 70_000), "70000 characters"),
-        (Grammar("regex", "("), "regex: .*unclosed group|regex: "),
-        (Grammar("regex", "(?=a)b"), "regex: "),
-        (Grammar("regex", r"(a)\1"), "regex: "),
+        (Grammar("regex", "("), "regex: .*unclosed group"),
+        (Grammar("regex", "(?=a)b"), "regex: .*look-ahead and look-behind, is not supported"),
+        (Grammar("regex", r"(a)\1"), "regex: .*backreferences are not supported"),
         (Grammar("regex", "a" * 70_000), "70000 characters"),
     ],
 )
@@ -170,6 +170,12 @@ def test_what_can_not_be_enforced_is_refused(grammar: Grammar, message: str) -> 
         core.add(constrained("r", grammar))
     assert refused.value.param == "response_format" and not core.has_work
     assert "\n" not in str(refused.value)
+
+
+def test_a_refusal_names_the_field_that_asked() -> None:
+    with pytest.raises(Refused) as refused:
+        engine().add(constrained("r", Grammar("regex", "(", "guided_regex")))
+    assert refused.value.param == "guided_regex"
 
 
 def test_deep_schemas_are_enforced() -> None:

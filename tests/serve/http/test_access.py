@@ -111,3 +111,15 @@ def test_a_local_server_answers_to_no_foreign_name(host: str, status: int) -> No
 def test_with_a_key_or_for_others_any_name_will_do() -> None:
     for settings in (HttpSettings(is_local=True, api_keys=KEYS), HttpSettings()):
         assert Client(make(settings)[1]).get("/health", headers={"Host": "served.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["", "example.com", "https://example.com/", "https://", "https://a b", "**"])
+def test_origins_that_no_browser_sends(origin: str) -> None:
+    with pytest.raises(UsageError, match="--allow-origin"):
+        HttpSettings(cors_origins=("https://example.com:8443", "*", origin))
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_model_has_a_name(name: str) -> None:
+    with pytest.raises(UsageError, match="--served-model-name"):
+        HttpSettings(served_names=("tiny", name))

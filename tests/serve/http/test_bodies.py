@@ -43,6 +43,12 @@ def test_malformed_bodies(client: Client, path: str, body: bytes) -> None:
         assert len(got.json()["error"]["message"]) < 2000
 
 
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"5", b'"x"'])
+def test_a_body_that_is_no_object(client: Client, body: bytes) -> None:
+    got = client.post("/v1/completions", content=body, headers=JSON)
+    assert got.status_code == 400 and got.json()["error"]["message"] == "a JSON object is needed as the body"
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""])
 def test_only_json_is_read(client: Client, kind: str) -> None:
     """A page elsewhere may send these without asking first."""

@@ -184,7 +184,8 @@ def test_output_that_is_enforced(
     client: Client, service: FakeService, field: dict[str, Any], grammar: Grammar
 ) -> None:
     assert client.post(PATH, {"messages": MESSAGES, **field}).status_code == 200
-    assert service.requests[0].params.grammar == grammar
+    found = service.requests[0].params.grammar
+    assert found == grammar and found.param.startswith(next(iter(field)))
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,13 @@ def test_remap_is_met_and_all_of_its_pages_come_back(tagged: World) -> None:
     assert tagged.step(b) == []
 
 
+def test_remap_takes_an_entry_that_is_not_shared(tagged: World) -> None:
+    a, b = tagged.ask("a", 2), tagged.ask("b", 2)
+    b.table[0] = a.table[0]
+    own = a.table[1]
+    assert tagged.strike(FAULTS["remap"](), a, b) == f"entry 1 of a: page {own} became {b.table[1]}, of b"
+
+
 def test_remap_without_tags_lets_one_read_the_other(untagged: World) -> None:
     a, b = untagged.ask("a", 2), untagged.ask("b", 2)
     untagged.step(a, b)

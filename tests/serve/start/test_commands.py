@@ -20,6 +20,9 @@ import openai
 import pytest
 
 import quantkit
+from quantkit.artifact.layout import JOURNAL
+from quantkit.errors import ArtifactError
+from quantkit_serve.start.servable import servable
 
 PROMPT = "Once upon a time"
 Started = tuple[subprocess.Popen[str], str, list[str]]
@@ -134,6 +137,9 @@ def test_generate_streams_text_to_stdout(artifact: Path) -> None:
         (("serve", "ARTIFACT", "--split-threads", "prefill=1,decode=1"), 2, "with --split"),
         (("serve", "ARTIFACT", "--split", "--split-threads", "2"), 2, "prefill=N,decode=N"),
         (("serve", "ARTIFACT/decode", "--split", "--port", "0"), 2, "plain checkpoint"),
+        (("serve", "ARTIFACT", "--port", "0", "--kv-memory", "4096TiB"), 4, "--kv-memory: KV pages of 45"),
+        (("generate", "ARTIFACT", PROMPT, "--max-model-len", "9999999"), 2, "--max-model-len: is 9999999"),
+        (("generate", "ARTIFACT", PROMPT, "--num-speculative-tokens", "2"), 2, "with --speculative mtp"),
     ],
 )
 def test_what_can_not_be_is_one_error(artifact: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
@@ -153,3 +159,22 @@ def test_a_bundled_model_is_converted_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "quantkit/artifacts").iterdir()] == [
         f"tiny-qwen3-{quantkit.__version__}"
     ]
+
+
+def test_a_directory_without_a_model_is_named(artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArtifactError, match=r"neither an artifact nor a checkpoint: .*manifest\.json"):
+        servable(str(tmp_path / "empty"))
+    (tmp_path / "w4.partial").mkdir()
+    (tmp_path / "w4.partial" / JOURNAL).touch()
+    with pytest.raises(ArtifactError, match=r"w4\.partial: is a conversion that has not ended"):
+        servable(str(tmp_path / "w4.partial"))
+    assert servable(str(artifact)).name == servable(str(artifact / "decode/../../tiny-w4")).name == "tiny-w4"
+
+
+def test_the_context_that_is_printed_fits_the_pool(artifact: Path) -> None:
+    with served(str(artifact), "--page-size", "16") as (_, url, lines):
+        said = re.search(r"KV cache: ([\d,]+) tokens .*context up to ([\d,]+) tokens", "".join(lines))
+        assert said is not None
+        stored, context = (int(number.replace(",", "")) for number in said.groups())
+        assert context == min(2048, stored + 1) == httpx.get(f"{url}/version").json()["max_model_len"]

@@ -6,6 +6,7 @@ All are enforced. ``strict: false`` allows less than that, which is no reason to
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -75,7 +76,7 @@ class OutputFields(Body):
         if len(found) > 1:
             names = " and ".join(found)
             raise Refused(f"only one of {names} can be enforced", param=next(iter(found)))
-        return next(iter(found.values()), None)
+        return next((replace(grammar, param=name) for name, grammar in found.items()), None)
 
     def _grammars(self) -> dict[str, Grammar | None]:
         asked = self.structured_outputs or StructuredOutputs()
