@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import SupportsFloat, SupportsIndex
 
 import torch
@@ -39,7 +41,23 @@ def tensor(name: str, value: Tensor, *dtypes: torch.dtype, dims: int | None = No
     return value
 
 
+_needs_memory = True
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Inside, tensors may lie on the meta device: for launches that are recorded and never run."""
+    global _needs_memory
+    _needs_memory = False
+    try:
+        yield
+    finally:
+        _needs_memory = True
+
+
 def _in_memory(name: str, value: Tensor) -> None:
+    if value.is_meta and not _needs_memory:
+        return
     if not (value.is_cpu or value.is_cuda):
         raise ValueError(f"{name} is on {value.device}, expected on cpu or cuda")
     address = value.data_ptr()
