@@ -1,9 +1,9 @@
 """Text to tokens and back, as the checkpoint's own files say.
 
 The ``tokenizers`` library alone reads tokenizer.json; transformers' layer above it would load torch to do the
-same. Long texts are tokenized in a thread (the library releases Python's lock), one at a time, so that they
-hold up neither other requests nor the engine's threads. Left out: tokenizers that are Python code of the
-checkpoint.
+same. Long texts are tokenized in a thread, one at a time, by the library's calls for batches: these release
+Python's lock, which its plain ``encode`` and ``decode`` hold to the end. So they hold up neither other requests
+nor the engine's threads. Left out: tokenizers that are Python code of the checkpoint.
 """
 
 from __future__ import annotations
@@ -85,17 +85,19 @@ class Tokenizer:
 
     async def encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The same without holding up the event loop."""
-        work = partial(self.encode, text, add_special_tokens=add_special_tokens)
         if len(text) <= INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        work = partial(self.raw.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return found[0].ids
 
     async def decoded(self, tokens: Sequence[int]) -> str:
         """Text of any tokens, special ones shown."""
-        work = partial(self.raw.decode, list(tokens), skip_special_tokens=False)
         if len(tokens) <= INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return self.raw.decode(list(tokens), skip_special_tokens=False)
+        work = partial(self.raw.decode_batch, [list(tokens)], skip_special_tokens=False)
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return found[0]
 
     def fewest_tokens(self, text: str) -> int:
         """At least so many: none stands for more characters than the longest, unless text is normalized first."""
