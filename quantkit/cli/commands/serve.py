@@ -93,4 +93,11 @@ def serve(
         request_timeout_s=request_timeout,
     )  # fmt: skip
     chosen = split()
-    run(found(artifact, out), engine(), settings, address, split=chosen, drain_s=drain, fault=fault, say=out.say)
+
+    def ready(url: str) -> None:  # the one result of a server, which may have chosen its port
+        out.result(lambda: {"url": url}, lambda: (url,) if out.quiet else ())
+
+    run(
+        found(artifact, out), engine(), settings, address, split=chosen, drain_s=drain, fault=fault, say=out.say,
+        ready=ready,
+    )  # fmt: skip

@@ -34,7 +34,7 @@ class Address:
 def serve(
     model: Servable, config: EngineConfig, settings: HttpSettings, address: Address, *,
     split: SplitConfig | None = None, drain_s: float = 30.0, fault: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None, ready: Callable[[str], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Load a model and answer until a signal comes (``http.server``).
 
@@ -42,6 +42,7 @@ def serve(
         model, config, split, fault: see ``assemble``.
         drain_s: seconds that running requests get to finish.
         say: told what was loaded, and the address when it answers.
+        ready: given the address when it answers.
 
     Raises:
         EnvironmentProblem: the address can't be used.
@@ -62,9 +63,12 @@ def serve(
         fingerprint = settings.fingerprint or made.pair_id
         settings = replace(settings, fingerprint=fingerprint, is_local=address.is_loopback)
         app = create_app(EngineService(made.engine), made.tokenizer, settings)
-        Server(app, drain_s=drain_s, log_level="warning").run_on(
-            listening, lambda url: say(f"answering at {url}; Ctrl-C ends")
-        )
+
+        def on_ready(url: str) -> None:
+            say(f"answering at {url}; Ctrl-C ends")
+            ready(url)
+
+        Server(app, drain_s=drain_s, log_level="warning").run_on(listening, on_ready)
 
 
 def _facts(engine: Engine) -> Iterator[str]:

@@ -178,3 +178,19 @@ def test_the_context_that_is_printed_fits_the_pool(artifact: Path) -> None:
         assert said is not None
         stored, context = (int(number.replace(",", "")) for number in said.groups())
         assert context == min(2048, stored + 1) == httpx.get(f"{url}/version").json()["max_model_len"]
+
+
+@pytest.mark.parametrize("option", ["--json", "-q"])
+def test_a_script_is_told_the_address(artifact: Path, option: str) -> None:
+    command = [sys.executable, "-m", "quantkit", "serve", str(artifact), "--port", "0", option]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        while option == "--json" and not said.endswith("}\n"):
+            said += process.stdout.readline() or pytest.fail(said)
+        url = json.loads(said)["url"] if option == "--json" else said.strip()
+        try:
+            assert httpx.get(f"{url}/health").status_code == 200
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[0] == "" and process.returncode == 0
