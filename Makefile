@@ -33,12 +33,13 @@ test-kernels: setup ## tests of the kernels with the twin and every instruction-
 	  if [ $$level = torch ]; then force=QUANTKIT_KERNELS=torch; else force=QUANTKIT_CPU_ISA=$$level; fi; \
 	  env $$force $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile $(KERNEL_TESTS); done
 
-# Leaks are not looked for: Python never frees everything. torch's own code is not instrumented.
+# Leaks are not looked for: Python never frees everything. torch's own code is not instrumented; what it throws
+# needs libstdc++ to be there from the start.
 SANITIZED := build/sanitize
 SANITIZE_TESTS ?= tests/kernels --ignore=tests/kernels/triton --ignore=tests/kernels/test_registry.py -k 'not torch'
 sanitize: setup ## tests of the native library built with address and undefined-behaviour sanitizers
 	QUANTKIT_SANITIZE=1 $(BIN)/python setup.py -q build --build-lib $(SANITIZED) --build-temp $(SANITIZED)-objects
-	PYTHONPATH=$(SANITIZED) LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SANITIZE_TESTS)
 
 lint: setup ## ruff: rules and formatting
