@@ -113,7 +113,8 @@ class Run:
 
     Attributes:
         candidate: what was run, exactly, JSON-ready: ``label`` (for reports), ``kind`` (``engine``,
-            ``transformers``, ``endpoint``), ``configuration`` (of our engine), ``model``, and identity: ``pair_id`` and digests.
+            ``transformers``, ``endpoint``), ``configuration`` (of our engine), ``model``, and identity:
+            ``pair_id`` and digests.
         settings: what else decides the figures: seed, limits, chat template, versions of packages.
         tasks: in the order in which they ran.
         items: of all tasks.
