@@ -29,6 +29,11 @@ def from_validation(
     error: ValidationError, model: type[BaseModel], where: str, lines: Mapping[Path, int] | None = None
 ) -> RecipeError:
     """One error that lists every problem, with its line when the recipe came from a file."""
+    return RecipeError(problems_of(error, model, lines), where=where)
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], lines: Mapping[Path, int] | None = None) -> str:
+    """Every problem of a document of any closed schema in one sentence, with its line where that is known."""
     problems = []
     for item in error.errors(include_url=False):
         path = tuple(key for key in item["loc"] if not _is_branch(key))
@@ -37,9 +42,8 @@ def from_validation(
         at = ".".join(map(str, path))
         line = _line_of(path, lines or {})
         text = f"line {line}: {at}" if line else at
-        problems.append(f"{text}: {_say(item, path, model)}")
-    what = problems[0] if len(problems) == 1 else f"{len(problems)} problems: " + "; ".join(problems)
-    return RecipeError(what, where=where)
+        problems.append(f"{text}: {_say(item, path, model)}" if text else _say(item, path, model))
+    return problems[0] if len(problems) == 1 else f"{len(problems)} problems: " + "; ".join(problems)
 
 
 def _is_branch(key: str | int) -> bool:
