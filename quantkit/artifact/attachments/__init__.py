@@ -1,5 +1,5 @@
 """Attachments: what comes with an artifact and is not its core. ``ledger`` keeps the list, the others render."""
 
-from .ledger import add_attachment, read_attachments, write_first_attachments
+from .ledger import add_attachment, add_attachments, read_attachments, write_first_attachments
 
-__all__ = ["add_attachment", "read_attachments", "write_first_attachments"]
+__all__ = ["add_attachment", "add_attachments", "read_attachments", "write_first_attachments"]

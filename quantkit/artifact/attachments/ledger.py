@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,23 @@ def add_attachment(
     path = _checked_path(name, root)
     _write(directory, {path: data}, replace=replace)
     return directory / path
+
+
+def add_attachments(artifact: Artifact | Path, files: Mapping[str, bytes], *, replace: bool = False) -> Path:
+    """Write several files under ``attachments/``, entered into the list together; returns that folder.
+
+    Args:
+        artifact: the artifact or its directory.
+        files: name, may contain folders -> content.
+        replace: allow newer versions of attachments that exist.
+
+    Raises:
+        UsageError: a name that leaves the folder, is reserved or taken; nothing was written.
+        EnvironmentProblem: the disk refuses.
+    """
+    directory = artifact if isinstance(artifact, Path) else artifact.path
+    _write(directory, {_checked_path(name, False): data for name, data in files.items()}, replace=replace)
+    return directory / ATTACHMENTS
 
 
 def _write(directory: Path, files: dict[str, bytes], *, replace: bool) -> None:

@@ -7,10 +7,11 @@ from html import escape
 from typing import Any
 
 from ...units import format_bytes
-from .calibration_html import STYLE, calibration_section, table
+from .calibration_html import STYLE as CALIBRATION_STYLE
+from .calibration_html import calibration_section, table
 from .retries import count_by_way
 
-_STYLE = """
+STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;
 background:#fff}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:collapse}
@@ -33,7 +34,7 @@ def render_html(report: Mapping[str, Any]) -> bytes:
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}{STYLE if calibrated else ''}</style>"
+        f"<title>{escape(title)}</title><style>{STYLE}{CALIBRATION_STYLE if calibrated else ''}</style>"
         f"<h1>{escape(title)}</h1>",
         f"<p>pair <code>{escape(report['pair_id'][:16])}</code></p>",
         _sizes(report["sizes"]),
