@@ -1,0 +1,203 @@
+"""Numbers as people read them: accuracies in percent and their differences in points, KL in nats per token.
+
+``±`` is one standard error everywhere, intervals are written ``(low to high)``. A number that is not there is
+never printed as one: a dash where the metric has none by definition (``DASH``; the tables say why), or
+``unknown`` with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+from ..comparison import Flips, Interval, MetricComparison, NonInferiority, RuleResult, Score, Verdict
+from ..run import Metric
+
+DASH = "–"
+_SMALL = 1e-9  # shown as 0: rounding of the arithmetic, not a difference
+
+WORDS = {Verdict.PASS: "holds", Verdict.FAIL: "does not hold", Verdict.UNDECIDED: "undecided"}
+
+
+def is_known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def figure(value: float, form: str, unit: str = "") -> str:
+    """A number, with its unit; a value that is not finite is ``unknown``."""
+    if not math.isfinite(value):
+        return "unknown"
+    value = 0.0 if abs(value) < _SMALL else value
+    text = format(value, form)
+    if "e-" in text:  # small ones are written out, so that they compare at a glance
+        text = format(Decimal(text), "+f" if form.startswith("+") else "f")
+    if text.startswith(("-0", "+0")) and not text.strip("+-0.e"):
+        text = text[1:]  # no sign for what is rounded to nothing
+    return f"{text} {unit}" if unit else text
+
+
+def points(value: float, *, sign: bool = True) -> str:
+    """A difference of fractions in points, two decimals."""
+    return figure(100 * value, "+.2f" if sign else ".2f")
+
+
+def unit_of(metric: Metric) -> str:
+    """Of its scores."""
+    return {"accuracy": "%", "perplexity": ""}.get(metric.kind, metric.unit)
+
+
+def difference_unit(metric: Metric) -> str:
+    return {"accuracy": "points", "perplexity": "nats/token"}.get(metric.kind, metric.unit)
+
+
+def score(metric: Metric, found: Score | None, num_clusters: int) -> str:
+    """``61.24 ± 0.97 %``."""
+    if found is None:
+        return DASH
+    factor, form, error = _forms(metric)
+    shown = figure(factor * found.value, form)
+    return _with_error(shown, factor * found.stderr, error, unit_of(metric), num_clusters)
+
+
+def difference(found: MetricComparison) -> str:
+    """``-0.52 ± 0.30 points``; of a perplexity, of its log."""
+    if found.difference is None:
+        return DASH
+    factor, form, error = _difference_forms(found.metric)
+    shown = figure(factor * found.difference.value, form)
+    stderr = factor * found.difference.stderr
+    return _with_error(shown, stderr, error, difference_unit(found.metric), found.num_clusters)
+
+
+def bare_score(metric: Metric, found: Score) -> str:
+    """Without unit and error."""
+    factor, form, _ = _forms(metric)
+    return figure(factor * found.value, form)
+
+
+def bare_difference(found: MetricComparison) -> str:
+    if found.difference is None:
+        return DASH
+    factor, form, _ = _difference_forms(found.metric)
+    return figure(factor * found.difference.value, form)
+
+
+def interval(found: MetricComparison) -> str:
+    """Of the difference, or of the score of a metric of the pair; in that unit."""
+    if found.difference is None:
+        factor, form, _ = _forms(found.metric)
+    else:
+        factor, form, _ = _difference_forms(found.metric)
+    return span(found.interval, factor, form)
+
+
+def span(found: Interval | None, factor: float = 1.0, form: str = ".4f") -> str:
+    """``(-1.10 to +0.06)``."""
+    if found is None:
+        return DASH
+    if not (math.isfinite(found.low) and math.isfinite(found.high)):
+        return "(interval unknown)"
+    return f"({figure(factor * found.low, form)} to {figure(factor * found.high, form)})"
+
+
+def recovery(found: MetricComparison) -> str:
+    return DASH if found.recovery is None else figure(100 * found.recovery, ".2f", "%")
+
+
+def ratio(found: MetricComparison) -> str:
+    """Of a perplexity, with its interval."""
+    if found.ratio is None:
+        return DASH
+    return f"{figure(found.ratio, '.4f')} {span(found.ratio_interval)}"
+
+
+def p_value(value: float | None) -> str:
+    if value is None:
+        return DASH
+    if not math.isfinite(value):
+        return "unknown"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def flips(found: Flips | None) -> str:
+    """Lost and gained items."""
+    return DASH if found is None else f"{found.lost:,} / {found.gained:,}"
+
+
+def non_inferiority(found: NonInferiority | None, num_items: int) -> str:
+    """``undecided, about 5,200 items (now 2,500)``."""
+    if found is None:
+        return DASH
+    word = WORDS[found.verdict]
+    return f"{word}, {needed(found, num_items)}" if found.verdict is Verdict.UNDECIDED else word
+
+
+def needed(found: NonInferiority, num_items: int) -> str:
+    """How many items would settle it."""
+    if found.needed_items is None:
+        return "and no number of items would settle it if the difference stays what it is"
+    return f"about {found.needed_items:,} items would settle it (now {num_items:,})"
+
+
+def rule_found(rule: RuleResult) -> str:
+    """``-1.42 points (-2.00 to -0.90)``."""
+    form = f"{'+' if rule.unit == 'points' else ''}{rule_form(rule)}"
+    return f"{figure(rule.found, form, rule.unit)} {span(rule.interval, 1.0, form)}"
+
+
+def rule_limit(rule: RuleResult) -> str:
+    return figure(rule.limit, rule_form(rule), rule.unit)
+
+
+def rule_by(rule: RuleResult) -> str:
+    """``0.62 points beyond the limit``; ``0.10 points inside``."""
+    if not math.isfinite(rule.by):
+        return "distance unknown"
+    side = "beyond the limit" if rule.by < 0 else "inside the limit"
+    return f"{figure(abs(rule.by), rule_form(rule), rule.unit)} {side}"
+
+
+def rule_form(rule: RuleResult) -> str:
+    """Digits for the numbers of a rule: two decimals of percent and points, else enough for the limit's size."""
+    if rule.unit in ("%", "points"):
+        return ".2f"
+    largest = max((abs(v) for v in (rule.found, rule.limit) if math.isfinite(v)), default=1.0)
+    return ".4f" if largest >= 0.1 else ".3g"
+
+
+def rule_line(rule: RuleResult) -> str:
+    """One sentence: what was asked, found, and how far off that is."""
+    line = f"{rule.rule}: found {rule_found(rule)}, limit {rule_limit(rule)}, {rule_by(rule)}"
+    if rule.verdict is Verdict.UNDECIDED:
+        is_finite = math.isfinite(rule.interval.low) and math.isfinite(rule.interval.high)
+        line += "; the interval reaches across the limit" if is_finite else "; its interval is not known"
+    return f"{line}; {rule.advice}" if rule.advice else line
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _forms(metric: Metric) -> tuple[float, str, str]:
+    """Factor, form of the value, form of its standard error."""
+    if metric.kind == "accuracy":
+        return 100.0, ".2f", ".2f"
+    if metric.kind == "perplexity":
+        return 1.0, ".4f", ".2g"
+    return 1.0, ".4g", ".2g"
+
+
+def _difference_forms(metric: Metric) -> tuple[float, str, str]:
+    if metric.kind == "accuracy":
+        return 100.0, "+.2f", ".2f"
+    return 1.0, "+.3g", ".2g"
+
+
+def _with_error(shown: str, stderr: float, form: str, unit: str, num_clusters: int) -> str:
+    if shown == "unknown":
+        return "unknown (not a finite number)"
+    unit = f" {unit}" if unit else ""
+    if not math.isfinite(stderr):
+        why = "one independent item only" if num_clusters < 2 else "not computed"
+        return f"{shown}{unit} (standard error unknown: {why})"
+    return f"{shown} ± {figure(stderr, form)}{unit}"

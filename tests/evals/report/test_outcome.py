@@ -1,0 +1,122 @@
+"""The outcome of a report, and how numbers are worded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from quantkit_evals.comparison import Interval, NonInferiority, Score, Verdict
+from quantkit_evals.report import wording
+from quantkit_evals.report.content import content, verdict_line
+from quantkit_evals.report.gaps import gaps
+from quantkit_evals.report.report import Judged, Outcome, Report
+from quantkit_evals.run import Metric, Skipped, Task
+from tests.evals.report import builder
+from tests.evals.report.builder import gate, kl_rule, points_rule
+
+
+@pytest.mark.parametrize(
+    "name, outcome, success",
+    [("passed", "pass", True), ("failed", "fail", False), ("undecided", "undecided", False),
+     ("measured", "measured", True), ("several", "fail", False), ("unknown", "undecided", False)],
+)  # fmt: skip
+def test_outcome(name: str, outcome: str, success: bool) -> None:
+    report = builder.REPORTS[name]()
+    assert (report.outcome, report.is_success) == (Outcome(outcome), success)
+
+
+def test_undecided_may_pass_and_stays_undecided() -> None:
+    report = builder.undecided("pass")
+    assert report.outcome is Outcome.UNDECIDED and report.is_success
+    assert verdict_line(report).startswith("PASSED, THOUGH UNDECIDED (--undecided pass): ")
+    failing = Report.of(builder.comparison(), gate(kl_rule(Verdict.FAIL)), undecided="pass")
+    assert not failing.is_success
+
+
+def test_rules_that_are_only_reported_stop_nothing() -> None:
+    report = Report.of(builder.comparison(), gate(kl_rule(), points_rule(Verdict.FAIL, is_required=False)))
+    assert report.outcome is Outcome.PASS and report.is_success
+    assert not any(report.stops(rule) for rule in report.judged[0].gate.rules)  # type: ignore[union-attr]
+
+
+def test_refuses_what_is_no_report() -> None:
+    with pytest.raises(ValueError, match="a candidate"):
+        Report(())
+    with pytest.raises(ValueError, match="maybe"):
+        builder.undecided("maybe")
+    first = builder.comparison()
+    other = replace(first, baseline=builder.run("int4"))
+    with pytest.raises(ValueError, match="another baseline"):
+        Report((Judged(first), Judged(other)))
+
+
+@pytest.mark.parametrize(
+    "value, form, expected",
+    [(0.00071, ".3g", "0.00071"), (2e-5, ".2g", "0.00002"), (-1.2e-5, "+.3g", "-0.000012"), (1e-12, "+.3g", "0"),
+     (3e-5, "+.3g", "+0.00003"), (-0.0001, "+.2f", "0.00"), (0.004, "+.2f", "0.00"), (-0.006, "+.2f", "-0.01"),
+     (math.nan, ".2f", "unknown"), (math.inf, ".2f", "unknown")],
+)  # fmt: skip
+def test_figures(value: float, form: str, expected: str) -> None:
+    assert wording.figure(value, form) == expected
+
+
+def test_units() -> None:
+    accuracy, perplexity, kl = builder.accuracy(-0.0123), builder.perplexity(), builder.kl()
+    assert wording.score(accuracy.metric, accuracy.baseline, 400) == "61.24 ± 0.97 %"
+    assert wording.difference(accuracy) == "-1.23 ± 0.20 points"
+    assert wording.interval(accuracy) == "(-1.63 to -0.83)"
+    assert wording.difference(perplexity) == "+0.00117 ± 0.0003 nats/token"
+    assert wording.ratio(perplexity) == "1.0012 (1.0006 to 1.0018)"
+    assert wording.recovery(perplexity) == "99.88 %"
+    assert wording.score(kl.metric, kl.candidate, 64) == "0.00071 ± 0.00002 nats/token"
+    assert wording.difference(kl) == wording.score(kl.metric, None, 64) == wording.DASH
+    seconds = Metric("time", "mean", False, "s")
+    assert wording.score(seconds, Score(1.25, 0.1), 9) == "1.25 ± 0.1 s"
+    assert [wording.p_value(p) for p in (0.0004, 0.0312, None, math.nan)] == ["< 0.001", "0.031", "–", "unknown"]
+
+
+def test_undecided_says_how_many_items() -> None:
+    found = NonInferiority(0.008, 0.95, Verdict.UNDECIDED, 5200)
+    assert wording.non_inferiority(found, 2500) == "undecided, about 5,200 items would settle it (now 2,500)"
+    never = NonInferiority(0.008, 0.95, Verdict.UNDECIDED, None)
+    assert "no number of items" in wording.non_inferiority(never, 2500)
+    (section,) = [s for s in content(builder.measured_undecided()) if s.key == "undecided"]
+    assert section.lines == (
+        "cloze.acc at most 0.80 points worse (no rule): about 5,200 items would settle it (now 2,500)",
+    )
+
+
+def test_rules_say_by_how_much() -> None:
+    line = wording.rule_line(kl_rule(Verdict.FAIL))
+    assert line == (
+        "fidelity.kl at most 0.0005: found 0.00071 nats/token (0.00067 to 0.00075), limit 0.0005 nats/token, "
+        "0.00021 nats/token beyond the limit"
+    )
+    line = wording.rule_line(points_rule())
+    assert "found -0.60 points (-1.40 to +0.20), limit -0.80 points, 0.20 points inside the limit" in line
+    assert line.endswith(
+        "reaches across the limit; about 2,700 more items would decide it if the value stays what it is"
+    )
+    assert "its interval is not known" in wording.rule_line(
+        replace(points_rule(), interval=Interval(math.nan, 0.2))
+    )  # fmt: skip
+
+
+def test_gaps_name_items_and_reasons() -> None:
+    tasks = (
+        Task("a", "v", "decode", (builder.ACC,), tuple(Skipped(f"i{n}", "too long") for n in range(7))),
+        Task("b", "v", "prefill", (builder.ACC,), tuple(Skipped(f"i{n}", f"reason {n:02}") for n in range(12))),
+    )
+    compared = builder.comparison("dual", left_out=("task c: only in the baseline",))
+    compared = replace(compared, candidate=replace(compared.candidate, tasks=tasks))
+    lines = list(gaps(Report.of(compared, gate())))
+    assert "dual: left out: task c: only in the baseline" in lines
+    assert "dual: a: 7 items not scored (i0, i1, i2, i3, i4 and 2 more): too long" in lines
+    assert "dual: b: 2 items not scored for 2 further reasons" in lines
+    assert any(
+        line.startswith("dual: b was scored by prefill alone: it says nothing about decode") for line in lines
+    )
+    assert not any("dual: a was scored by prefill" in line for line in lines)
+    assert any("no rule of gate default judges fidelity.perplexity" in line for line in lines)
