@@ -1,0 +1,1 @@
+"""What is evaluated (``candidate``): our engine, a model of transformers, an OpenAI-style endpoint."""

@@ -1,0 +1,326 @@
+"""A candidate as lm-eval sees it: the adapter, in one file.
+
+Text becomes tokens exactly as lm-eval's own ``hf`` model makes them (trailing spaces of a context go to the
+continuation, both are encoded together and cut at the context's length, an empty context is the prefix token, long
+texts are windows of lm-eval's own utility), so that figures can be compared with anybody's. It differs in this:
+what is too long for the model is not cut. Its request gets a stand-in for an answer, and ``skipped`` says why;
+whoever reads lm-eval's results must leave these items out.
+
+Requests that are equal are computed once; answers go to the cache as they come. An empty continuation or text, a
+generation argument that is unknown, logits that are not numbers: one error that names task and item.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
+
+from ..candidates.candidate import Candidate, OnProgress, Progress
+from ..candidates.generation import Prompt, parse_generation
+from ..candidates.pair import NotFinite, Pair, Scored
+from .cache import ResponseCache
+
+_TELL_S = 0.25  # between two reports of progress
+Place = tuple[str, int]  # task, document
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to us
+    """See the module.
+
+    Args:
+        cache: folder of kept answers; None keeps none.
+        seed: of sampled answers.
+        add_bos_token: as lm-eval's ``hf``; None leaves it to the tokenizer.
+
+    Attributes:
+        skipped: reason of each item that has none but stand-in answers.
+        context_tokens: of the longest request of each item.
+        scored_tokens: of each task, (tokens scored, those of them that a decode step gave).
+        item_names: how errors name an item.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        *,
+        cache: Path | None = None,
+        on_progress: OnProgress = lambda _: None,
+        seed: int = 0,
+        add_bos_token: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.candidate, self.tokenizer = candidate, candidate.tokenizer
+        self.cache = ResponseCache(cache, candidate.identity())
+        self.skipped: dict[Place, str] = {}
+        self.context_tokens: dict[Place, int] = {}
+        self.item_names: Callable[[Place], str] = lambda place: f"task {place[0]}, item {place[1]}"
+        self.scored_tokens: dict[str, tuple[int, int]] = {}
+        self._on_progress, self._seed, self._add_bos_token = on_progress, seed, add_bos_token
+
+    # -- what lm-eval asks of any model
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
+
+    @cached_property
+    def _prefix_text(self) -> str:
+        return str(self.tokenizer.decode(self.prefix_token_id))
+
+    @property
+    def max_length(self) -> int:
+        return self.candidate.max_length
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        settings = {}
+        if add_special_tokens is None:
+            if string.startswith(self._prefix_text):
+                settings["add_special_tokens"] = False
+            elif self._add_bos_token is not None:
+                settings["add_special_tokens"] = self._add_bos_token
+        else:
+            settings["add_special_tokens"] = add_special_tokens
+        found: list[int] = self.tokenizer.encode(string, **settings)
+        return found
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As the tokenizer has it.
+
+        Raises:
+            UsageError: it has none, or the template refuses the messages.
+        """
+        if not self.tokenizer.chat_template:
+            raise UsageError("the model has no chat template", where=self.candidate.label)
+        import jinja2
+
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    chat_history,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=not add_generation_prompt,
+                )
+            )
+        except jinja2.exceptions.TemplateError as error:
+            raise UsageError(f"the chat template refuses messages: {error}", where=self.candidate.label) from None
+
+    # -- requests
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        asked = []
+        for request in requests:
+            context, continuation = request.args
+            pair = self._pair(context, continuation)
+            if not pair.continuation:
+                raise UsageError(
+                    f"has the empty continuation {continuation!r}: there is nothing to score",
+                    where=self._name(request),
+                )
+            asked.append((request, pair))
+        return [(found.logprob, found.is_greedy) for found in self._score(asked)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        asked, counts = [], []
+        for request in requests:
+            (text,) = request.args
+            windows = [
+                Pair(tuple(context), tuple(continuation))
+                for context, continuation in map(
+                    make_disjoint_window,
+                    get_rolling_token_windows(
+                        token_list=self.tok_encode(text),
+                        prefix_token=self.prefix_token_id,
+                        max_seq_len=self.max_length,
+                        context_len=1,
+                    ),
+                )
+            ]
+            if not windows:
+                raise UsageError("has an empty text: there is nothing to score", where=self._name(request))
+            asked += [(request, window) for window in windows]
+            counts.append(len(windows))
+        found = iter(self._score(asked))
+        return [sum(next(found).logprob for _ in range(count)) for count in counts]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        asked: list[tuple[Instance, Prompt]] = []
+        times: Counter[str] = Counter()
+        for request in requests:
+            text, arguments = request.args
+            generation = parse_generation(arguments, self._name(request))
+            tokens = tuple(self.tok_encode(text))
+            if not tokens:
+                raise UsageError("has an empty prompt", where=self._name(request))
+            key = repr((text, sorted(arguments.items(), key=str)))
+            seed = self._seed + times[key] if generation.is_sampled else 0  # a repeated request is another draw
+            times[key] += 1
+            asked.append((request, Prompt(text, tokens, generation, seed, arguments)))
+        return self._generate(asked)
+
+    def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[tuple[float, bool]]:
+        """lm-eval's inner method, for callers that have tokens; nothing here calls it."""
+        pairs = [Pair(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        found = dict(self.candidate.score(pairs))
+        return [(found[index].logprob, found[index].is_greedy) for index in range(len(pairs))]
+
+    def _pair(self, context: str, continuation: str) -> Pair:
+        if context:
+            return Pair(*map(tuple, self._encode_pair(context, continuation)))
+        tokens = self.tok_encode(continuation, add_special_tokens=False)
+        if tokens[:1] == [self.prefix_token_id]:
+            return Pair(tuple(tokens[:1]), tuple(tokens[1:]))
+        return Pair((self.prefix_token_id,), tuple(tokens))
+
+    # -- answers
+
+    def _score(self, asked: Sequence[tuple[Instance, Pair]]) -> list[Scored]:
+        candidate = self.candidate
+        kind = _Kind(
+            what="scoring",
+            content=lambda pair: [pair.context, pair.continuation],
+            context=lambda pair: pair.num_tokens,
+            tokens=lambda pair: pair.num_tokens,
+            refusal=candidate.refusal,
+            compute=candidate.score,
+            dump=lambda found: [found.logprob, found.is_greedy, found.num_decoded],
+            load=lambda kept: Scored(*kept),
+            stand_in=Scored(0.0, False),
+        )
+        answers = self._answers(kind, asked)
+        for (request, pair), found in zip(asked, answers, strict=True):
+            if _place(request) not in self.skipped:
+                tokens, decoded = self.scored_tokens.get(_task(request), (0, 0))
+                counts = tokens + len(pair.continuation), decoded + found.num_decoded
+                self.scored_tokens[_task(request)] = counts
+        return answers
+
+    def _generate(self, asked: Sequence[tuple[Instance, Prompt]]) -> list[str]:
+        candidate = self.candidate
+        kind: _Kind[Prompt, str] = _Kind(
+            what="generating",
+            content=lambda prompt: [prompt.text, prompt.tokens, asdict(prompt.generation), prompt.seed],
+            context=lambda prompt: len(prompt.tokens),
+            tokens=lambda prompt: len(prompt.tokens) + prompt.generation.max_tokens,
+            refusal=candidate.refusal_of_prompt,
+            compute=candidate.generate,
+            dump=lambda text: text,
+            load=lambda kept: str(kept),
+            stand_in="",
+        )
+        return self._answers(kind, asked)
+
+    def _answers(self, kind: _Kind[Q, A], asked: Sequence[tuple[Instance, Q]]) -> list[A]:
+        """An answer for each, in order: a stand-in, a kept one, or a new one."""
+        found: dict[str, A] = {}
+        todo: dict[str, tuple[Instance, Q]] = {}
+        keys: list[str | None] = []
+        for request, question in asked:
+            place = _place(request)
+            self.context_tokens[place] = max(self.context_tokens.get(place, 0), kind.context(question))
+            if (why := kind.refusal(question)) is not None:
+                self.skipped.setdefault(place, why)
+                keys.append(None)
+                continue
+            key = self.cache.key(kind.what, kind.content(question))
+            keys.append(key)
+            if key in found or key in todo:
+                continue
+            if (kept := self.cache.get(key)) is None:
+                todo[key] = request, question
+            else:
+                found[key] = kind.load(kept)
+        self._compute(kind, todo, found)
+        return [kind.stand_in if key is None else found[key] for key in keys]
+
+    def _name(self, request: Instance) -> str:
+        return self.item_names(_place(request))
+
+    def _compute(self, kind: _Kind[Q, A], todo: dict[str, tuple[Instance, Q]], found: dict[str, A]) -> None:
+        """Answer what is left to do, keep it, and say how far it is."""
+        keys, questions = list(todo), [question for _, question in todo.values()]
+        sizes = [kind.tokens(question) for question in questions]
+        num_cached, total = len(found), len(found) + len(keys)
+        start = told = time.monotonic()
+        done = 0
+        try:
+            for index, answer in kind.compute(questions) if questions else ():
+                found[keys[index]] = answer
+                self.cache.put(keys[index], kind.dump(answer))
+                done += sizes[index]
+                now = time.monotonic()
+                if now - told >= _TELL_S or len(found) == total:
+                    told = now
+                    share = done / sum(sizes)
+                    self._on_progress(
+                        Progress(
+                            self.candidate.label, kind.what, len(found), total, num_cached, share, now - start
+                        )
+                    )
+        except NotFinite as error:
+            request, _ = todo[keys[error.pair]]
+            raise ArtifactError(str(error), where=f"{self.candidate.label}, {self._name(request)}") from None
+        except EnvironmentProblem as error:
+            if not self.cache.is_on:
+                raise
+            hint = f"{len(found)} of {total} answers are kept; the same command again goes on with the rest."
+            raise EnvironmentProblem(error.what, where=error.where, accepted=error.accepted, hint=hint) from error
+        finally:
+            self.cache.flush()
+
+
+@dataclass(frozen=True)
+class _Kind(Generic[Q, A]):
+    """A kind of request.
+
+    Attributes:
+        what: for progress and keys.
+        content: what decides the answer, JSON-ready.
+        context: tokens that the model reads; tokens: with those of an answer, how much work it is.
+        dump, load: an answer as it is kept, JSON-ready.
+        stand_in: for an answer that there is none of.
+    """
+
+    what: str
+    content: Callable[[Q], Any]
+    context: Callable[[Q], int]
+    tokens: Callable[[Q], int]
+    refusal: Callable[[Q], str | None]
+    compute: Callable[[Sequence[Q]], Iterator[tuple[int, A]]]
+    dump: Callable[[A], Any]
+    load: Callable[[Any], A]
+    stand_in: A
+
+
+def _task(request: Instance) -> str:
+    return str(request.task_name)
+
+
+def _place(request: Instance) -> Place:
+    return _task(request), int(request.doc_id or 0)
+
+
+def _name(request: Instance) -> str:
+    return f"task {request.task_name}, item {request.doc_id}"
