@@ -224,9 +224,9 @@ def _tasks(report: Report) -> Section:
 
 
 def _reading(report: Report) -> Iterator[str]:
-    comparison = report.judged[0].comparison
+    shares = sorted({judged.comparison.confidence for judged in report.judged})
     yield (
-        f"± is one standard error; intervals are of {_percent(comparison.confidence)} confidence. Both are "
+        f"± is one standard error; intervals are of {' or '.join(map(_percent, shares))} confidence. Both are "
         "clustered where items share a document."
     )
     yield (
@@ -235,6 +235,11 @@ def _reading(report: Report) -> Iterator[str]:
         "perplexity, recovery is baseline to candidate."
     )
     yield "A rule holds or fails only if its whole interval is on that side of the limit; else it is undecided."
+    yield (
+        "Path: prefill scores a continuation in one pass and never enters decode; decode forces it through "
+        "decode, token by token; generate is as served, both. Only what a path enters can be seen in "
+        "its figures."
+    )
     yield "p adjusted: of no difference, two-sided, corrected for all metrics of the comparison (Holm)."
     yield "lost / gained: items that the baseline had right and the candidate wrong, and the other way round."
     yield (

@@ -19,6 +19,7 @@ from .text import one_line
 
 SUMMARY_BYTES = 1 << 20
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+_LIST = re.compile(r"^(\d*)([-+.)])")  # would begin a list of its own
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~#&$@])")
 
 
@@ -78,8 +79,12 @@ def _section(section: Section) -> str:
     lines = [f"#### {escape(section.title)}", ""]
     if section.table is not None:
         lines += [*_table(section.table), ""]
-    lines += [f"- {escape(line)}" for line in section.lines]
+    lines += [f"- {_LIST.sub(_literal, escape(line))}" for line in section.lines]
     return "\n".join(lines) + "\n"
+
+
+def _literal(found: re.Match[str]) -> str:
+    return f"{found[1]}\\{found[2]}"
 
 
 def _table(table: Table) -> Iterable[str]:

@@ -49,6 +49,17 @@ def test_markdown_escapes() -> None:
         "\\<img src=x\\> \\[a\\](b) \\`c\\` \\@all \\#1 \\~\\~d\\~\\~"
     )
     assert not re.search(r"(?<!\\)<", markdown(builder.hostile()))
+    for begin, expected in {
+        "1. a": "1\\. a",
+        "- a": "\\- a",
+        "+a": "\\+a",
+        "2) a": "2\\) a",
+        "2 a": "2 a",
+    }.items():
+        report = Report.of(builder.comparison("dual", left_out=(begin,)))
+        named = replace(report.judged[0].comparison.candidate, candidate={"label": begin})
+        report = Report.of(replace(report.judged[0].comparison, candidate=named))
+        assert f"\n- {expected}: left out: " in markdown(report)
 
 
 def test_step_summary_is_appended(tmp_path: Path) -> None:
