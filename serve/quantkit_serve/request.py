@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Literal
 
 
@@ -68,6 +69,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     min_tokens: int = 0
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        """Logits depend on the tokens that were generated."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
 
 
 @dataclass(frozen=True)

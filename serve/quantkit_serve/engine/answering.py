@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..request import FinishReason
 from .detokenizer import Detokenizer
 from .sequence import Sequence
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(NamedTuple):
     """Text that is certain now, and why the answer ended, if it did; ``Output`` has the same."""
 
     text: str = ""
@@ -22,6 +21,8 @@ class Answered:
 def end_tokens(sequence: Sequence, eos: frozenset[int]) -> frozenset[int]:
     """Tokens that end this answer and are no part of its text."""
     params = sequence.request.params
+    if not params.stop_token_ids:
+        return frozenset() if params.ignore_eos else eos
     return params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos
 
 
@@ -38,7 +39,7 @@ def accept_all(sequence: Sequence, tokens: Iterable[int], eos: frozenset[int]) -
         count += 1
         if answered.finish is not None:
             break
-    return replace(answered, text="".join(text)), count
+    return (answered if count == 1 else answered._replace(text="".join(text))), count
 
 
 def accept(sequence: Sequence, token: int, eos: frozenset[int]) -> Answered:

@@ -56,11 +56,11 @@ def choose(logits: NDArray[np.float32], rows: SequenceOf[Rows], eos: frozenset[i
         rows: which of them are whose.
         eos: the model's end tokens.
     """
-    good = is_finite(logits)
+    good = is_finite(logits).tolist()
     chosen = [Chosen(r) for r in rows if r.run.sequence.state is State.RUNNING]
     for one in chosen:
         r = one.rows
-        if not good[r.start : r.start + r.num_prompt + min(r.num_sampled, 1)].all():
+        if not all(good[r.start : r.start + r.num_prompt + min(r.num_sampled, 1)]):
             one.error = "the model computed a logit that is not a finite number"
     fine = [one for one in chosen if one.error is None]
     _sample(logits, good, [one for one in fine if one.rows.num_sampled], eos)
@@ -68,16 +68,14 @@ def choose(logits: NDArray[np.float32], rows: SequenceOf[Rows], eos: frozenset[i
     return chosen
 
 
-def _sample(
-    logits: NDArray[np.float32], good: NDArray[np.bool_], chosen: list[Chosen], eos: frozenset[int]
-) -> None:
+def _sample(logits: NDArray[np.float32], good: list[bool], chosen: list[Chosen], eos: frozenset[int]) -> None:
     draws: list[Draw] = []
     places: list[int] = []
     ready: list[tuple[Chosen, int]] = []
     for one in chosen:
         start = one.rows.start + one.rows.num_prompt
         own = good[start : start + one.rows.num_sampled]
-        count = len(own) if own.all() else int(own.argmin())  # what isn't a number is an error if it comes first
+        count = len(own) if all(own) else own.index(False)  # what isn't a number is an error if it comes first
         try:
             draws += [_draw(one.rows.run.sequence, eos, ahead) for ahead in range(count)]
         except GrammarFailed as failed:

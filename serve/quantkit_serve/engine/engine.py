@@ -28,7 +28,7 @@ from ..refusal import Overloaded, Refused
 from ..request import FinishReason, Grammar, Output, Request, TokenLogprob
 from ..service import Figures
 from .answering import Answered, accept_all
-from .batching import Rows, build, pages_of
+from .batching import Rows, build
 from .choosing import Chosen, choose
 from .counters import Counters
 from .detokenizer import Detokenizer
@@ -272,7 +272,7 @@ class Engine:
             first_of_row = {found.row: found for found in reversed(self.tables.check())}
             if not first_of_row:
                 batch, rows = build(plan, table)
-                return Flight(plan, batch, rows, self.pool.launch(pages_of(plan, table)))
+                return Flight(plan, batch, rows, self.pool.launch(table, self.tables.counts))
             outputs += [self._fail_mismatch(runs[row].sequence, found) for row, found in first_of_row.items()]
             plan = Plan(plan.phase, tuple(run for row, run in enumerate(runs) if row not in first_of_row))
         return None

@@ -15,9 +15,10 @@ Legend: n rows, V columns (the vocabulary), C chunks of a row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import pack
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,7 @@ CUTS = (1e-2, 1e-4, 1e-6, 0.0)
 MOST = 1e30  # of a logit that a penalty makes
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """What a row needs besides its logits.
 
     Attributes:
@@ -48,7 +48,7 @@ class Draw:
     params: SamplingParams
     seed: int
     position: int
-    counts: Mapping[int, int] = field(default_factory=dict)
+    counts: Mapping[int, int] = MappingProxyType({})
     prompt: Sequence[int] = ()
     forbidden: Sequence[int] = ()
     allowed: NDArray[np.bool_] | None = None
@@ -56,8 +56,7 @@ class Draw:
     @property
     def changes_logits(self) -> bool:
         params = self.params
-        has_penalties = bool(params.frequency_penalty or params.presence_penalty) or params.repetition_penalty != 1
-        return has_penalties or bool(params.logit_bias) or bool(self.forbidden) or self.allowed is not None
+        return params.has_penalties or bool(params.logit_bias or self.forbidden) or self.allowed is not None
 
     @property
     def is_filtered(self) -> bool:

@@ -29,7 +29,7 @@ from ..phase import Phase
 from .sequence import Sequence, State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """The next ``count`` tokens of a sequence, and proposed ones behind them.
 
@@ -159,11 +159,11 @@ class Scheduler:
         return tuple(runs)
 
     def _decode(self) -> tuple[Run, ...]:
-        ready = [s for s in self.running if s.phase is Phase.DECODE]
+        ready = [s for s in self.running if s.num_computed >= s.num_prompt]
         spare = max(self.config.max_num_batched_tokens - len(ready), 0)
         runs: list[Run] = []
         for sequence in ready:
-            extra = 0 if self.is_deterministic else min(sequence.num_pending - 1, spare)
+            extra = 0 if self.is_deterministic else min(len(sequence.tokens) - sequence.num_computed - 1, spare)
             if self._grow(sequence, sequence.num_computed + 1 + extra):
                 runs.append(Run(sequence, 1 + extra))
                 spare -= extra

@@ -38,6 +38,7 @@ class Sequence:
         arrival: its place in the order of arrival; the scheduler is fair by it.
         deadline: on the engine's clock; None: never.
         seed: of its draws; the request's, or a fresh one.
+        num_prompt: tokens of the prompt.
         tokens: prompt, then generated ones.
         num_computed: first tokens whose keys and values are in pages.
         num_cached: tokens that its first admission found in the prefix index.
@@ -59,6 +60,7 @@ class Sequence:
     deadline: float | None = None
     matcher: Matcher | None = None
     state: State = State.WAITING
+    num_prompt: int = 0
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
@@ -74,6 +76,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.num_prompt = len(self.tokens)
         if self.request.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first
 
@@ -82,12 +85,8 @@ class Sequence:
         return self.request.request_id
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.num_prompt
 
     @property
     def max_stored(self) -> int:

@@ -62,8 +62,7 @@ class Speculation:
 
     def takes(self, params: SamplingParams) -> bool:
         """Whether tokens are proposed for such a request; counts those for which none are."""
-        has_penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1
-        does = params.temperature == 0 and params.grammar is None and not has_penalties
+        does = params.temperature == 0 and params.grammar is None and not params.has_penalties
         self.num_left_out += not does
         return does
 

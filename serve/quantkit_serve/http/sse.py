@@ -18,10 +18,11 @@ from .disconnect import ClientGone, while_connected
 DONE = b"data: [DONE]\n\n"
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
 def event(data: Mapping[str, Any]) -> bytes:
-    return (
-        b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n\n"
-    )
+    return f"data: {_encode(data)}\n\n".encode()
 
 
 class EventStream(Response):

@@ -2,15 +2,22 @@
 
 A decode step adds at most one page to a sequence, so copying whole block tables each step would be nearly all
 wasted: 64 x 256 entries are milliseconds in Python. A plain list can't tell that an entry in its middle has
-changed. This one can: whatever changes an entry lowers ``clean``, and ``tags.py`` copies from there.
+changed. This one can: whatever changes an entry lowers ``clean``, and ``tags.py`` copies from there. Its home is
+told of every change, so that a step of the same sequences and pages as the one before has its table already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar, overload
+from typing import Protocol, TypeVar, overload
 
 T = TypeVar("T")
+
+
+class Home(Protocol):
+    """Of copies; ``is_current``: nothing has changed since its latest step."""
+
+    is_current: bool
 
 
 class Entries(Sequence[T]):
@@ -25,19 +32,22 @@ class Entries(Sequence[T]):
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self.items: list[T] = list(items)
-        self.home: object = None
+        self.home: Home | None = None
         self.slot = self.clean = 0
 
     def append(self, item: T) -> None:
         self.items.append(item)
+        self._tell()
 
     def extend(self, items: Iterable[T]) -> None:
         self.items.extend(items)
+        self._tell()
 
     def truncate(self, count: int) -> None:
         """Drop all but the first ``count`` entries."""
         del self.items[count:]
         self.clean = min(self.clean, len(self.items))
+        self._tell()
 
     def clear(self) -> None:
         self.truncate(0)
@@ -45,6 +55,11 @@ class Entries(Sequence[T]):
     def __setitem__(self, index: int, item: T) -> None:
         self.items[index] = item
         self.clean = min(self.clean, range(len(self.items))[index])
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.home is not None:
+            self.home.is_current = False
 
     @overload
     def __getitem__(self, index: int) -> T: ...

@@ -62,6 +62,18 @@ class _KeepsNothing:
         return None
 
 
+class _Flight(NamedTuple):
+    """A step that is under way; see ``PagePool.launch``."""
+
+    pages: NDArray[np.int32]
+    counts: NDArray[np.int32] | None
+
+    def touched(self) -> NDArray[np.int32]:
+        if self.counts is None:
+            return self.pages
+        return np.asarray(self.pages[np.arange(self.pages.shape[1]) < self.counts[:, None]])
+
+
 class PagePool:
     """Pages 0 to ``num_pages`` - 1.
 
@@ -87,7 +99,7 @@ class PagePool:
         self._owners: dict[int, list[str]] = {}  # of used pages only
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently given back first; none is in flight
         self._landing: set[int] = set()  # held by nobody, in flight: quarantined, or cached but not to be evicted
-        self._flights: dict[int, NDArray[np.int32]] = {}  # ticket -> pages
+        self._flights: dict[int, _Flight] = {}  # by ticket
         self._in_flight: NDArray[np.bool_] | None = None  # bool [num_pages], of all flights; None: not known yet
         self._last_ticket = 0
         self._keeper: Keeper = _KeepsNothing()
@@ -193,18 +205,20 @@ class PagePool:
 
     # -- pages in flight
 
-    def launch(self, pages: NDArray[np.int32] | Sequence[int]) -> int:
+    def launch(self, pages: NDArray[np.int32] | Sequence[int], counts: NDArray[np.int32] | None = None) -> int:
         """A step that reads or writes these pages begins; none of them is free before it has landed.
 
         Args:
             pages: of any shape, all of them held by somebody: a cached page in flight could not be evicted. What
                 is outside the pool is passed over.
+            counts: int32 ``[R]``, of pages ``[R, P]``: so many of each row. What follows them may be pages of
+                others; those must not count as in flight, or a step launched meanwhile could not evict them.
 
         Returns:
             The ticket to land with.
         """
         self._last_ticket += 1
-        self._flights[self._last_ticket] = np.array(pages, np.int32)
+        self._flights[self._last_ticket] = _Flight(np.array(pages, np.int32), counts)
         self._in_flight = None
         return self._last_ticket
 
@@ -225,7 +239,8 @@ class PagePool:
         """Whether a step that was launched may touch the page."""
         if self._in_flight is None:
             self._in_flight = np.zeros(self.num_pages, np.bool_)
-            for pages in self._flights.values():
+            for flight in self._flights.values():
+                pages = flight.touched()
                 self._in_flight[pages[(pages >= 0) & (pages < self.num_pages)]] = True
         return bool(self._in_flight[page])
 

@@ -2,9 +2,9 @@
 
 A sequence keeps two lists apart: its table, which attention gets, and the (page, tag) pairs that it was given.
 Both live here in arrays with a row for each sequence that runs, to which only what is new is copied
-(``entries.py``); a step gathers the rows of its batch. The check compares the gathered table, the very array
-that the runner gets, with what is expected and with the tags that the pool has now: nothing may be allocated or
-freed between it and launch.
+(``entries.py``); a step gathers the rows of its batch, unless they are those of the step before. The check
+compares the gathered table, the very array that the runner gets, with what is expected and with the tags that the
+pool has now: nothing may be allocated or freed between it and launch.
 
 What it finds: pages freed too early, given out twice, tables that point elsewhere. What it can't: somebody who
 writes into a page that isn't his (the pool's quarantine prevents the known way to do so), or content that was
@@ -62,6 +62,9 @@ class _Rows(Generic[T]):
     Args:
         num_rows, num_entries: shape of the arrays.
         write: puts items into a slot from an entry on.
+
+    Attributes:
+        is_current: the lists of the latest ``update`` are here, and have not changed since.
     """
 
     def __init__(self, num_rows: int, num_entries: int, write: Callable[[int, int, list[T]], None]) -> None:
@@ -70,6 +73,12 @@ class _Rows(Generic[T]):
         self._step = 0
         self._num_entries = num_entries
         self._write = write
+        self._latest: list[Entries[T]] = []
+        self.is_current = False
+
+    def has(self, lists: Sequence[Entries[T]]) -> bool:
+        """Whether ``update`` would find nothing new."""
+        return self.is_current and self._latest == lists
 
     def update(self, lists: Sequence[Entries[T]]) -> list[int]:
         """Copy what is new of each list; their slots.
@@ -79,6 +88,7 @@ class _Rows(Generic[T]):
         """
         if len(lists) > len(self._lists):
             raise ValueError(f"{len(lists)} sequences in a step, at most {len(self._lists)} can be")
+        self.is_current = False
         self._step += 1
         step, used = self._step, self._used
         slots = []
@@ -89,6 +99,7 @@ class _Rows(Generic[T]):
                 self._copy(entries)
             used[entries.slot] = step
             slots.append(entries.slot)
+        self._latest, self.is_current = list(lists), True
         return slots
 
     def _take(self, entries: Entries[T]) -> None:
@@ -100,6 +111,8 @@ class _Rows(Generic[T]):
         if former is not None and former.home is self and former.slot == slot:  # else other tables took it since
             former.home = None
         self._lists[slot] = entries
+        if entries.home is not None:
+            entries.home.is_current = False
         entries.home, entries.slot, entries.clean = self, slot, 0
 
     def _copy(self, entries: Entries[T]) -> None:
@@ -117,16 +130,21 @@ class BlockTables:
         max_entries: pages of a sequence.
 
     Attributes:
+        counts: int32 ``[R]``, pages of each sequence in the latest ``fill``; in arrays of its own, as the table.
         num_checks, num_mismatches: steps checked, and entries that did not fit.
     """
 
     def __init__(self, max_rows: int, max_entries: int) -> None:
         self._tables = np.zeros((max_rows, max_entries), np.int32)
         self._table_rows = _Rows(max_rows, max_entries, self._write_table)
+        self._table = np.zeros((0, 0), np.int32)
+        self.counts = np.zeros(0, np.int32)
         self.num_checks = self.num_mismatches = 0
 
     def fill(self, tables: Sequence[Entries[int]], expected: Sequence[Entries[PageRef]]) -> I32:
         """The block table of a step, int32 ``[R, P]``; entries beyond a table's end may be anything.
+
+        Nothing writes to it later; the next step has the same array if it has the same tables, unchanged.
 
         Args:
             tables: of the sequences, in the order of the batch.
@@ -135,8 +153,11 @@ class BlockTables:
         Raises:
             ValueError: more sequences, or more pages in one, than there is room for.
         """
-        slots = self._table_rows.update(tables)
-        return self._tables[:, : max(map(len, tables), default=0)][slots]
+        if not self._table_rows.has(tables):
+            slots, lengths = self._table_rows.update(tables), [len(table.items) for table in tables]
+            self._table = self._tables[:, : max(lengths, default=0)][slots]
+            self.counts = np.array(lengths, np.int32)
+        return self._table
 
     def check(self) -> list[Mismatch]:
         """Entries of the latest ``fill`` that are not what they should be; right before launch."""
@@ -165,28 +186,30 @@ class TagCheck(BlockTables):
         self._pages = np.zeros((max_rows, max_entries), np.int32)
         self._tags = np.zeros((max_rows, max_entries), np.uint64)
         self._expected_rows = _Rows(max_rows, max_entries, self._write_expected)
-        self._batch = self._gather([], [], [], [])
+        self._expected: tuple[I32, U64]
+        self._gather([], [], [], [])
 
     def fill(self, tables: Sequence[Entries[int]], expected: Sequence[Entries[PageRef]]) -> I32:
         if len(tables) != len(expected):
             raise ValueError(f"{len(tables)} tables, but {len(expected)} lists of what is expected")
-        self._batch = self._gather(
-            self._table_rows.update(tables),
-            self._expected_rows.update(expected),
-            [len(table.items) for table in tables],
-            [len(refs.items) for refs in expected],
-        )
-        return self._batch[0]
+        if not (self._table_rows.has(tables) and self._expected_rows.has(expected)):
+            self._gather(
+                self._table_rows.update(tables),
+                self._expected_rows.update(expected),
+                [len(table.items) for table in tables],
+                [len(refs.items) for refs in expected],
+            )
+        return self._table
 
     def check(self) -> list[Mismatch]:
         self.num_checks += 1
-        is_good = check_page_tags(*self._batch[:3], self._pool_tags, self._batch[3])
+        is_good = check_page_tags(self._table, *self._expected, self._pool_tags, self.counts)
         return [] if is_good.all() else self._explain(np.flatnonzero(~is_good).tolist())
 
     def _gather(
         self, slots: list[int], expected_slots: list[int], lengths: list[int], expected_lengths: list[int]
-    ) -> tuple[I32, I32, U64, I32]:
-        """(table, expected pages, expected tags, counts) of the batch."""
+    ) -> None:
+        """Table, expected pages and tags, and how many of each row count."""
         counts = lengths if lengths == expected_lengths else list(map(max, lengths, expected_lengths))
         width = max(counts, default=0)
         table = self._tables[:, :width][slots]
@@ -197,10 +220,10 @@ class TagCheck(BlockTables):
                 table[row, length : counts[row]] = _NOWHERE
                 pages[row, expected_length : counts[row]] = _NOWHERE
                 tags[row, expected_length : counts[row]] = 0
-        return table, pages, tags, np.array(counts, np.int32)
+        self._table, self._expected, self.counts = table, (pages, tags), np.array(counts, np.int32)
 
     def _explain(self, rows: list[int]) -> list[Mismatch]:
-        table, pages, tags, counts = self._batch
+        (table, counts), (pages, tags) = (self._table, self.counts), self._expected
         found = []
         for row in rows:
             for entry in range(counts[row]):

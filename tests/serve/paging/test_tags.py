@@ -147,6 +147,41 @@ def test_the_table_used_longest_ago_makes_room() -> None:
     assert [one.home is None for one in (a, b, c)] == [False, True, False]
 
 
+@pytest.mark.parametrize("is_tagged", [True, False])
+def test_the_same_tables_are_gathered_once(is_tagged: bool) -> None:
+    pool = PagePool(PAGES, is_tagged=is_tagged)
+    tables, other = block_tables(pool, ROWS, WIDTH), block_tables(pool, ROWS, WIDTH)
+    batch = pairs(pool, 2, 1)
+    pages, refs = [pages for pages, _ in batch], [refs for _, refs in batch]
+    first = tables.fill(pages, refs)
+    assert tables.fill(list(pages), list(refs)) is first and tables.counts.tolist() == [2, 1]
+    for change in (
+        lambda: pages[1].append(5),
+        lambda: pages[0].truncate(1),
+        lambda: pages[0].clear(),
+        lambda: other.fill(pages, refs),  # takes the lists away
+        pages.reverse,
+    ):
+        before = tables.fill(pages, refs)
+        copy = before.copy()
+        change()
+        after = tables.fill(pages, refs)
+        assert after is not before and (before == copy).all()
+        assert [after[i, :n].tolist() for i, n in enumerate(map(len, pages))] == [list(p) for p in pages]
+        assert tables.fill(pages, refs) is after
+
+
+def test_a_page_that_is_freed_between_steps_of_one_table_is_seen() -> None:
+    pool = PagePool(PAGES)
+    tables = TagCheck(pool, ROWS, WIDTH)
+    batch = pairs(pool, 2, 1)
+    fill(tables, batch)
+    assert tables.check() == []
+    pool.release(batch[0][1][1:], "r0")
+    fill(tables, batch)
+    assert [(found.row, found.entry) for found in tables.check()] == [(0, 1)]
+
+
 def test_tags_beyond_63_bits() -> None:
     pool = PagePool(2)
     pool._tagger._last = 2**64 - 3  # type: ignore[attr-defined]
@@ -161,7 +196,9 @@ def test_off_has_nothing_of_tags() -> None:
     pool = PagePool(PAGES, is_tagged=False)
     tables = block_tables(pool, ROWS, WIDTH)
     assert pool.tags is None and type(tables) is BlockTables
-    assert [array.dtype for array in vars(tables).values() if isinstance(array, np.ndarray)] == [np.int32]
+    assert {array.dtype for array in vars(tables).values() if isinstance(array, np.ndarray)} == {
+        np.dtype(np.int32)
+    }
     batch = pairs(pool, 2, 3)
     assert {ref.tag for _, refs in batch for ref in refs} == {0}
     assert fill(tables, batch) == [pages[:] for pages, _ in batch]
