@@ -1,4 +1,4 @@
-"""Builds the native kernels; everything else about the package is in pyproject.toml.
+"""Builds the native kernels and says where the packages lie; everything else is in pyproject.toml.
 
 The library has a C ABI and is loaded through ctypes (``quantkit_kernels/native.py``), so it is named
 ``libquantkit_kernels.so``, without a Python version, and a wheel is tagged for any Python 3 on one platform. It is
@@ -15,10 +15,21 @@ import platform
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_namespace_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
+
+ROOTS = (".", "kernels", "recipes", "serve", "evals")
+# Data beside a package in the tree, inside it in a wheel (quantkit_evals/bundled.py finds both). pyproject.toml
+# can only look packages up by the names of their folders.
+DATA = {f"quantkit_evals.data.{name}": f"evals/{name}" for name in ("gates", "tasks")}
+FOUND = {
+    name: f"{root}/{name.replace('.', '/')}"
+    for root in ROOTS
+    for name in find_namespace_packages(root, include=["quantkit*"])
+}
+PACKAGES = FOUND | {name: folder for name, folder in DATA.items() if Path(folder).is_dir()}
 
 CSRC = "kernels/csrc"
 FLAGS = [
@@ -93,6 +104,8 @@ class AnyPythonWheel(bdist_wheel):
 
 
 setup(
+    packages=list(PACKAGES),
+    package_dir=PACKAGES,
     ext_modules=[
         Extension(
             "quantkit_kernels.libquantkit_kernels",

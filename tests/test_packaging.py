@@ -17,6 +17,8 @@ PACKAGE_ROOTS = {
     "quantkit_recipes": ROOT / "recipes" / "quantkit_recipes",
     "quantkit_serve": ROOT / "serve" / "quantkit_serve",
     "quantkit_evals": ROOT / "evals" / "quantkit_evals",
+    "quantkit_evals/data/gates": ROOT / "evals" / "gates",
+    "quantkit_evals/data/tasks": ROOT / "evals" / "tasks",
 }
 pytestmark = pytest.mark.packaging
 

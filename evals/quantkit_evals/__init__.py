@@ -9,5 +9,6 @@ so that importing this package stays cheap. ``python -m quantkit_evals.demo`` is
     perplexity   perplexity over held-out blocks with its standard error
     fidelity     KL divergence, top-1 agreement and flips of one model against another
     run_file     results of a candidate on disk, with a record of every item
+    compare      two results side by side, with intervals and tests (paired); gate judges them
     artifact     the two views of an artifact against each other, with the noise floor (``quantkit fidelity``)
 """

@@ -50,7 +50,7 @@ class NonInferiority:
     """Whether the candidate is at most ``margin`` worse (points for accuracies, else the metric's own unit).
 
     Attributes:
-        margin: positive.
+        margin: positive; of accuracies a fraction.
         confidence: of the decision, two-sided interval (0.95).
         verdict: PASS if the whole interval lies above ``-margin``, FAIL if all of it lies below, else UNDECIDED.
         needed_items: about how many items would decide it, if the difference stays what it is; None when decided,
@@ -79,11 +79,14 @@ class MetricComparison:
         interval: of the difference (of the candidate's score for a metric of the pair), clustered bootstrap.
         p_value: two-sided, of no difference; None for a metric of the pair.
         p_adjusted: Holm over all metrics of the comparison that have a p value.
-        recovery: candidate / baseline, for accuracies; for a perplexity baseline / candidate; else None.
+        recovery: candidate / baseline, where higher is better; for a perplexity baseline / candidate; else None.
         ratio: for a perplexity candidate / baseline; else None.
         ratio_interval: of it.
         flips: of accuracies.
         non_inferiority: of accuracies.
+        recovery_interval: of the recovery.
+
+    Of one cluster alone nothing is known: its standard errors are NaN, its intervals infinite.
     """
 
     task: str
@@ -102,6 +105,7 @@ class MetricComparison:
     ratio_interval: Interval | None
     flips: Flips | None
     non_inferiority: NonInferiority | None
+    recovery_interval: Interval | None = None
 
     @property
     def name(self) -> str:

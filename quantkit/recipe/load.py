@@ -1,8 +1,4 @@
-"""Recipe files: find them by name or path, read them strictly.
-
-YAML's freedoms that hide mistakes are closed here: duplicate keys are errors (the last one would win silently),
-and only plain mappings of the safe loader are accepted.
-"""
+"""Recipe files: find them by name or path, read them strictly (``document.py``)."""
 
 from __future__ import annotations
 
@@ -11,17 +7,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import RecipeError
-from .errors import Path as KeyPath
+from .document import parse_mapping, read_bytes
 from .errors import nearest
 from .recipe import Recipe
 from .validate import validate
 
 PACKAGE = "quantkit_recipes"
 SCHEMA_FILE = "recipe.schema.json"
-_MAX_BYTES = 1 << 20  # a recipe is a page of text; anything bigger is the wrong file
 
 
 def recipe_names() -> list[str]:
@@ -51,67 +44,13 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
             f"no recipe or file {text_name!r}", accepted=f"{', '.join(recipe_names())} or the path of a YAML file",
             hint=nearest(text_name, recipe_names()) if "/" not in text_name else None,
         )  # fmt: skip
-    try:
-        with open(path, "rb") as handle:  # the size is not asked for: a pipe or device states none
-            data = handle.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise RecipeError(f"more than {_MAX_BYTES:,} bytes are too many for a recipe", where=str(path))
-    except OSError as error:
-        raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    return parse_recipe(data, where=str(path))
+    return parse_recipe(read_bytes(path), where=str(path))
 
 
 def parse_recipe(data: bytes, *, where: str) -> Recipe:
     """A recipe from the bytes of a YAML (or JSON, which is YAML) document."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise RecipeError(f"not UTF-8 text: byte 0x{data[error.start]:02x}", where=f"{where}:{line}") from None
-    lines: dict[KeyPath, int] = {}
-    try:
-        loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            if isinstance(node, yaml.MappingNode):
-                _check_keys(node, (), lines, where, set())
-            plain = loader.construct_document(node) if node is not None else None
-        finally:
-            loader.dispose()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f"{where}:{mark.line + 1}" if mark else where
-        raise RecipeError(f"not valid YAML: {getattr(error, 'problem', None) or error}", where=at) from None
-    except (ValueError, RecursionError) as error:  # an impossible date, nesting without end
-        raise RecipeError(f"not valid YAML: {error}", where=where) from None
-    if not isinstance(plain, dict):
-        seen = "an empty file" if plain is None else f"a {type(plain).__name__}"
-        raise RecipeError(f"{seen} where a mapping is expected", where=f"{where}:1", accepted="keys and values")
+    plain, lines = parse_mapping(data, where=where)
     return validate(plain, where=where, lines=lines)
-
-
-def _check_keys(
-    node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], where: str, seen: set[int]
-) -> None:
-    """Record the line of every key; refuse duplicates, keys that are not text, and aliases of mappings.
-
-    Aliases can nest a page into more keys than memory holds, and no recipe needs them.
-    """
-    if id(node) in seen:
-        raise RecipeError("an alias repeats this mapping", where=f"{where}:{node.start_mark.line + 1}")
-    seen.add(id(node))
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-            raise RecipeError(f"the key {getattr(key, 'value', '?')!r} is not text", where=f"{where}:{line}")
-        here = (*path, key.value)
-        if here in lines:
-            raise RecipeError(
-                f"duplicate key {'.'.join(map(str, here))!r}, first on line {lines[here]}", where=f"{where}:{line}"
-            )
-        lines[here] = line
-        if isinstance(value, yaml.MappingNode):
-            _check_keys(value, here, lines, where, seen)
 
 
 def find_recipe(label: str) -> Recipe | None:

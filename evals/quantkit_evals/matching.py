@@ -1,0 +1,179 @@
+"""Which items of two runs can be compared: the same question, asked in the same words.
+
+Everything that would make a difference mean something else is refused: other versions of a task, other prompts,
+other token counts, metrics of another kind, a KL divergence that was measured against another baseline. What only
+one run has is refused too, unless leaving it out was allowed, and then it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quantkit.errors import UsageError
+
+from .run import Item, Metric, Run, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """One task in both runs.
+
+    Attributes:
+        task: as the candidate has it.
+        metrics: that can be compared.
+        baseline: items, in the order of ``candidate``; empty if the task has metrics of the pair only.
+        candidate: items, sorted by id.
+    """
+
+    task: Task
+    metrics: tuple[Metric, ...]
+    baseline: tuple[Item, ...]
+    candidate: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """All that two runs share, and what was left out, as sentences; ``notes`` needed no permission."""
+
+    tasks: tuple[Matched, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def match(baseline: Run, candidate: Run) -> Match:
+    """Pair the items of two runs.
+
+    Raises:
+        UsageError: they share no task or a shared task can't be compared, with the reason.
+    """
+    matcher = _Matcher(baseline, candidate)
+    tasks = tuple(matcher.tasks())
+    if not tasks:
+        raise UsageError(
+            "the runs share no task: nothing can be compared",
+            where=f"{baseline.label}, {candidate.label}",
+            hint=f"The baseline has {_names(baseline)}, the candidate has {_names(candidate)}.",
+        )
+    return Match(tasks, tuple(matcher.left_out), tuple(matcher.notes))
+
+
+class _Matcher:
+    def __init__(self, baseline: Run, candidate: Run) -> None:
+        self.baseline, self.candidate = baseline, candidate
+        self.left_out: list[str] = []
+        self.notes: list[str] = []
+
+    def tasks(self) -> Iterator[Matched]:
+        for task in self.baseline.tasks:
+            if self.candidate.task(task.name) is None:
+                self.left_out.append(f"task {task.name}: only the baseline has it")
+        for task in self.candidate.tasks:
+            theirs = self.baseline.task(task.name)
+            matched = self._pair_only(task) if theirs is None else self._both(theirs, task)
+            if matched is not None:
+                yield matched
+
+    def _pair_only(self, task: Task) -> Matched | None:
+        """A task that the baseline lacks: its metrics of the pair need none."""
+        metrics = tuple(metric for metric in task.metrics if metric.is_of_pair)
+        if not metrics:
+            self.left_out.append(f"task {task.name}: only the candidate has it")
+            return None
+        for metric in task.metrics:
+            if not metric.is_of_pair:
+                self.left_out.append(f"{task.name}.{metric.name}: the baseline has no figures of this task")
+        self._check_baseline_of(task)
+        items = sorted(self.candidate.items_of(task.name), key=lambda item: item.item)
+        if not items:
+            raise UsageError("no items were scored", where=f"task {task.name}")
+        return Matched(task, metrics, (), tuple(items))
+
+    def _both(self, theirs: Task, task: Task) -> Matched | None:
+        where = f"task {task.name}"
+        if theirs.version != task.version:
+            raise UsageError(
+                f"the runs used different versions of it ({theirs.version[:12]}, {task.version[:12]})",
+                where=where, hint="Run both with the same version of the task.",
+            )  # fmt: skip
+        _check_metrics(theirs, task)
+        if not any(not metric.is_of_pair for metric in task.metrics):
+            return self._pair_only(task)
+        self._check_baseline_of(task)
+        first = {item.item: item for item in self.baseline.items_of(task.name)}
+        second = {item.item: item for item in self.candidate.items_of(task.name)}
+        shared = sorted(first.keys() & second.keys())
+        if not shared:
+            raise UsageError(f"the runs share no item of it{self._why()}", where=where)
+        for item in shared:
+            self._check_item(task, first[item], second[item])
+        self._say_missing(task, theirs, first.keys() - second.keys(), second.keys() - first.keys())
+        return Matched(
+            task, task.metrics, tuple(first[item] for item in shared), tuple(second[item] for item in shared)
+        )
+
+    def _check_item(self, task: Task, first: Item, second: Item) -> None:
+        where = f"task {task.name}, item {first.item}"
+        if first.prompt_sha256 != second.prompt_sha256:
+            raise UsageError(
+                f"the runs asked different prompts (SHA-256 {first.prompt_sha256[:12]} and "
+                f"{second.prompt_sha256[:12]}){self._why()}",
+                where=where, hint="Only answers to the same prompts compare: run both with the same settings.",
+            )  # fmt: skip
+        if first.cluster != second.cluster:
+            raise UsageError(f"in different clusters ({first.cluster}, {second.cluster})", where=where)
+        for metric in task.metrics:
+            a, b = first.weight(metric.name), second.weight(metric.name)
+            if not metric.is_of_pair and a != b:
+                raise UsageError(
+                    f"different weights of {metric.name} ({a:g} and {b:g}): the runs count tokens differently",
+                    where=where, hint="Figures per token of different tokenizers can't be compared.",
+                )  # fmt: skip
+
+    def _say_missing(self, task: Task, theirs: Task, lost: set[str], new: set[str]) -> None:
+        skipped = {s.item: s.reason for s in (*theirs.skipped, *task.skipped)}
+        both = {s.item for s in theirs.skipped} & {s.item for s in task.skipped}
+        if both:
+            one = min(both)
+            self.notes.append(f"task {task.name}: {_count(both)} skipped in both runs ({one}: {skipped[one]})")
+        for items, who in ((lost, "baseline"), (new, "candidate")):
+            if items:
+                one = min(items)
+                why = f"; {one} was skipped in the other: {skipped[one]}" if one in skipped else self._why()
+                self.left_out.append(f"task {task.name}: {_count(items)} only in the {who}'s run{why}")
+
+    def _check_baseline_of(self, task: Task) -> None:
+        """Metrics of the pair must have been measured against this very baseline, where the run says."""
+        stated = self.candidate.settings.get("baseline")
+        if stated is not None and stated != self.baseline.candidate and any(m.is_of_pair for m in task.metrics):
+            label = stated.get("label") if isinstance(stated, dict) else stated
+            raise UsageError(
+                f"it was measured against another baseline ({label}) than the one it is compared with "
+                f"({self.baseline.label})",
+                where=f"task {task.name}",
+            )
+
+    def _why(self) -> str:
+        """The settings that differ, which is usually the reason."""
+        a, b = self.baseline.settings, self.candidate.settings
+        names = sorted((a.keys() | b.keys()) - {"versions", "baseline"})
+        differ = [f"{name} ({a.get(name)!r}, {b.get(name)!r})" for name in names if a.get(name) != b.get(name)]
+        return f"; the runs differ in {', '.join(differ)}" if differ else ""
+
+
+def _check_metrics(theirs: Task, task: Task) -> None:
+    first, second = (
+        {m.name: (m.kind, m.is_higher_better) for m in t.metrics if not m.is_of_pair} for t in (theirs, task)
+    )
+    if first == second:
+        return
+    odd = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+    raise UsageError(f"the runs have different metrics of it: {', '.join(odd)}", where=f"task {task.name}")
+
+
+def _count(items: set[str]) -> str:
+    return f"{len(items):,} item{'' if len(items) == 1 else 's'}"
+
+
+def _names(run: Run) -> str:
+    return ", ".join(task.name for task in run.tasks) or "no tasks"
