@@ -80,10 +80,16 @@ def _said(judged: Judged) -> str:
     label = judged.label
     if judged.gate is None:
         return f"{label}: no gate was asked for, {plural(len(judged.comparison.metrics), 'metric')} compared"
-    required = [rule.verdict for rule in judged.gate.rules if rule.is_required]
+    line = f"{label}: gate {judged.gate.gate}: required rules: "
+    line += _counts([rule.verdict for rule in judged.gate.rules if rule.is_required]) or "none"
+    reported = _counts([rule.verdict for rule in judged.gate.rules if not rule.is_required])
+    return f"{line} (reported only: {reported})" if reported else line
+
+
+def _counts(verdicts: Sequence[Verdict]) -> str:
+    """``1 failed, 2 passed``."""
     words = ((Verdict.FAIL, "failed"), (Verdict.UNDECIDED, "undecided"), (Verdict.PASS, "passed"))
-    counts = [f"{required.count(verdict):,} {word}" for verdict, word in words if verdict in required]
-    return f"{label}: gate {judged.gate.gate}: required rules: {', '.join(counts) or 'none'}"
+    return ", ".join(f"{verdicts.count(verdict):,} {word}" for verdict, word in words if verdict in verdicts)
 
 
 def _rules(judged: Judged, report: Report) -> Iterator[Section]:
@@ -217,10 +223,18 @@ def _tasks(report: Report) -> Section:
             scored = len(judged.comparison.candidate.items_of(task.name))
             rows.append(
                 (judged.label, task.name, task.version, f"{scored:,}", f"{len(task.skipped):,}",
-                 DASH if other is None else other.path, task.path)
+                 _tokens(judged, task.name), DASH if other is None else other.path, task.path)
             )  # fmt: skip
-    columns = ("candidate", "task", "version", ">items scored", ">skipped", "baseline's path", "path")
+    columns = (
+        "candidate", "task", "version", ">items scored", ">skipped", ">tokens scored (in decode)",
+        "baseline's path", "path",
+    )  # fmt: skip
     return Section("tasks", "Tasks", Table(columns, tuple(rows)))
+
+
+def _tokens(judged: Judged, task: str) -> str:
+    found = identity.scored_tokens(judged.comparison.candidate, task)
+    return identity.UNSTATED if found is None else f"{found[0]:,} ({found[1]:,})"
 
 
 def _reading(report: Report) -> Iterator[str]:

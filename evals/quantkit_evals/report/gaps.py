@@ -53,6 +53,12 @@ def _blind(judged: Judged) -> Iterator[str]:
                 f"{judged.label}: {task.name} was scored by prefill alone: it says nothing about decode, so "
                 f"nothing about {found.weights} weights in decode and {found.kv_dtype} KV pages that decode reads"
             )
+        tokens = identity.scored_tokens(run, task.name)
+        if found is not None and found.needs_decode and tokens is not None and 0 < tokens[1] < tokens[0]:
+            yield (
+                f"{judged.label}: {task.name}: {tokens[1]:,} of {tokens[0]:,} scored tokens come from decode, the "
+                "others from prefill, which dilutes what decode costs"
+            )
 
 
 def _unknown(judged: Judged) -> Iterator[str]:

@@ -49,6 +49,15 @@ def is_blind(run: Run, task: Task) -> bool:
     return found is not None and found.needs_decode and task.path == "prefill"
 
 
+def scored_tokens(run: Run, task: str) -> tuple[int, int] | None:
+    """(tokens scored, those of them that a decode step gave) of a task; None where the run does not say."""
+    stated = run.candidate.get("scored_tokens")
+    found = stated.get(task) if isinstance(stated, Mapping) else None
+    counts = (found.get("tokens"), found.get("decoded")) if isinstance(found, Mapping) else (None, None)
+    tokens, decoded = counts
+    return (tokens, decoded) if isinstance(tokens, int) and isinstance(decoded, int) else None
+
+
 def facts(run: Run) -> dict[str, str]:
     """Name -> value of all that is stated of a candidate."""
     found = {"label": run.label}

@@ -37,6 +37,7 @@ def configuration(label: str) -> Configuration:
 def candidate(label: str, **more: Any) -> dict[str, Any]:
     return {
         "label": label, "kind": "engine", "configuration": configuration(label).to_json(), "model": "tiny-glm",
+        "scored_tokens": {"cloze": {"tokens": 12, "decoded": 9}, "fidelity": {"tokens": 500, "decoded": 500}},
         "pair_id": PAIR_ID, "digests": {"prefill": "11" * 32, "decode": "22" * 32}, **more,
     }  # fmt: skip
 

@@ -104,6 +104,26 @@ def test_rules_say_by_how_much() -> None:
     )  # fmt: skip
 
 
+def test_the_verdict_counts_what_is_only_reported() -> None:
+    assert verdict_line(builder.passed()) == (
+        "PASSED: dual+fp8: gate default: required rules: 1 passed (reported only: 1 undecided)"
+    )
+
+
+def test_tokens_that_decode_did_not_score_are_told() -> None:
+    report = builder.passed()
+    assert [line for line in gaps(report) if "scored tokens" in line] == [
+        "dual+fp8: cloze: 9 of 12 scored tokens come from decode, the others from prefill, which dilutes what "
+        "decode costs"
+    ]
+    (tasks,) = [section.table for section in content(report) if section.key == "tasks"]
+    assert tasks is not None and [row[5] for row in tasks.rows] == ["12 (9)", "500 (500)"]
+    stray = replace(report.judged[0].comparison.candidate, candidate={"label": "x", "scored_tokens": {"cloze": 1}})
+    assert not any("scored tokens" in line for line in gaps(Report.of(
+        replace(report.judged[0].comparison, candidate=stray)
+    )))  # fmt: skip
+
+
 def test_gaps_name_items_and_reasons() -> None:
     tasks = (
         Task("a", "v", "decode", (builder.ACC,), tuple(Skipped(f"i{n}", "too long") for n in range(7))),
