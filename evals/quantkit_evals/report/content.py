@@ -19,6 +19,9 @@ from .wording import DASH, plural
 _WORD = {
     Outcome.PASS: "PASSED", Outcome.FAIL: "FAILED", Outcome.UNDECIDED: "UNDECIDED", Outcome.MEASURED: "MEASURED",
 }  # fmt: skip
+_LOSSES = (
+    "metric", ">recovery (interval)", ">ratio (interval)", ">lost / gained", ">p adjusted", "non-inferiority",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +155,7 @@ def _figures(judged: Judged) -> Iterator[Section]:
     if named:
         yield Section(
             "losses", f"Recovery, flips and margins: {against}",
-            Table(
-                ("metric", ">recovery", ">ratio (interval)", ">lost / gained", ">p adjusted", "non-inferiority"),
-                tuple(_loss_row(metric) for metric in named),
-            ), (), label,
+            Table(_LOSSES, tuple(_loss_row(metric) for metric in named)), (), label,
         )  # fmt: skip
 
 

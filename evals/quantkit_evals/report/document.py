@@ -94,6 +94,7 @@ def _metric(found: MetricComparison, judged: Judged) -> dict[str, Any]:
         "candidate": _score(found.candidate), "difference": _score(found.difference),
         "interval": _interval(found.interval), "p_value": _number(found.p_value),
         "p_adjusted": _number(found.p_adjusted), "recovery": _number(found.recovery),
+        "recovery_interval": _interval(found.recovery_interval),
         "ratio": _number(found.ratio), "ratio_interval": _interval(found.ratio_interval),
         "flips": _flips(found.flips),
         "non_inferiority": _non_inferiority(found.non_inferiority),

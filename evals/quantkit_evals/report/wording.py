@@ -101,7 +101,11 @@ def span(found: Interval | None, factor: float = 1.0, form: str = ".4f") -> str:
 
 
 def recovery(found: MetricComparison) -> str:
-    return DASH if found.recovery is None else figure(100 * found.recovery, ".2f", "%")
+    """With its interval, where it has one."""
+    if found.recovery is None:
+        return DASH
+    value = figure(100 * found.recovery, ".2f", "%")
+    return value if found.recovery_interval is None else f"{value} {span(found.recovery_interval, 100.0, '.2f')}"
 
 
 def ratio(found: MetricComparison) -> str:

@@ -68,7 +68,7 @@ def accuracy(difference: float = -0.002, half: float = 0.004, verdict: Verdict =
         "cloze", ACC, "decode", 2500, 400, Score(0.6124, 0.0097), Score(0.6124 + difference, 0.0098),
         Score(difference, half / 1.96), Interval(difference - half, difference + half), 0.31, 0.62,
         1 + difference / 0.6124, None, None, Flips(31, 26, 0.596, 0.512),
-        NonInferiority(0.008, 0.95, verdict, needed),
+        NonInferiority(0.008, 0.95, verdict, needed), Interval(0.99, 1.003),
     )  # fmt: skip
 
 

@@ -69,7 +69,8 @@ def test_units() -> None:
     assert wording.interval(accuracy) == "(-1.63 to -0.83)"
     assert wording.difference(perplexity) == "+0.00117 ± 0.0003 nats/token"
     assert wording.ratio(perplexity) == "1.0012 (1.0006 to 1.0018)"
-    assert wording.recovery(perplexity) == "99.88 %"
+    assert wording.recovery(perplexity) == "99.88 %"  # that has no interval
+    assert wording.recovery(accuracy) == "97.99 % (99.00 to 100.30)"
     assert wording.score(kl.metric, kl.candidate, 64) == "0.00071 ± 0.00002 nats/token"
     assert wording.difference(kl) == wording.score(kl.metric, None, 64) == wording.DASH
     seconds = Metric("time", "mean", False, "s")
