@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import Row, write_rows
-from quantkit_evals.comparison import Interval
+from quantkit_evals.comparison import Interval, Verdict
 from quantkit_evals.paired.bootstrap import bca, resampled
 from quantkit_evals.paired.clusters import p_value, ratio
+from quantkit_evals.paired.decision import verdict
+from quantkit_evals.paired.few import Changes, widened
 from quantkit_evals.paired.mcnemar import p_values, power
 
 Floats = NDArray[np.float64]
@@ -100,6 +102,23 @@ def skewed(pairs: int, blocks: int, seed: int) -> tuple[float, float, float]:
     return missed / pairs, below / pairs, plain / pairs
 
 
+def at_the_margin(pairs: int, items: int, p_lost: float, p_gained: float, seed: int) -> tuple[float, float]:
+    """Shares of non-inferiority verdicts PASS and FAIL where the true difference is the margin itself."""
+    changes = independent(pairs, items, p_lost, p_gained, seed)[:, :, 0].astype(float)
+    margin = p_lost - p_gained
+    outcomes = []
+    for number, values in enumerate(changes):
+        sums = np.stack([values, np.ones(items)], axis=1)
+        draws = resampled(sums, seed=number, resamples=RESAMPLES)
+        lost, gained = float((values < 0).sum()), float((values > 0).sum())
+        interval = widened(
+            bca(sums, draws, lambda s: s[..., 0] / s[..., 1], 1 - LEVEL), ratio(sums[:, 0], sums[:, 1]), items,
+            1 - LEVEL, Changes(lost, gained, lost + gained, items),
+        )  # fmt: skip
+        outcomes.append(verdict(interval, low=-margin))
+    return outcomes.count(Verdict.PASS) / pairs, outcomes.count(Verdict.FAIL) / pairs
+
+
 def near(name: str, share: float) -> Row:
     """A row of a test that must reject in 5 % +- 1.5."""
     return Row(name, 100 * share, "%", target="5 +- 1.5 %", holds=abs(share - LEVEL) <= TOLERANCE)
@@ -125,7 +144,20 @@ def rows_of(pairs: int) -> list[Row]:
         near(name + "clustered t test rejects", found.clustered_t),
         Row(name + "McNemar mid-p rejects, clusters ignored", 100 * found.mid, "%"),
     ]
-    return [*rows, *skewed_rows(max(1, pairs // SKEWED_SHARE)), *power_rows(pairs)]
+    return [*rows, *margin_rows(pairs), *skewed_rows(max(1, pairs // SKEWED_SHARE)), *power_rows(pairs)]
+
+
+def margin_rows(pairs: int) -> list[Row]:
+    """One side of a 95 % interval: 2.5 %, and less where few items flip and intervals are widened."""
+    rows = []
+    for items, lost, gained in ((2500, 0.014, 0.006), (300, 0.014, 0.006)):
+        passed, failed = at_the_margin(pairs, items, lost, gained, seed=items + 2)
+        name = f"{items} items, truly {100 * (lost - gained):g} points worse, margin the same: "
+        rows += [
+            Row(name + "passes", 100 * passed, "%", target="<= 3.5 %", holds=passed <= 0.035),
+            Row(name + "fails", 100 * failed, "%", target="<= 3.5 %", holds=failed <= 0.035),
+        ]
+    return rows
 
 
 def skewed_rows(pairs: int) -> list[Row]:

@@ -17,7 +17,7 @@ from .matching import Matched, match
 from .paired.bootstrap import RESAMPLES, bca, resampled
 from .paired.clusters import cluster_sums, design_effect, p_value, ratio
 from .paired.decision import items_to_decide, verdict
-from .paired.few import CHANGED, CLUSTERS, bonett_price, hull, t_interval, wilson
+from .paired.few import Changes, Right, hull, widened
 from .paired.holm import holm
 from .paired.mcnemar import flips
 from .run import Item, Metric, Run
@@ -142,29 +142,29 @@ class _Comparing:
         return Score(value, value * score.stderr)
 
     def _widened(self, narrow: Interval, difference: Score) -> Interval:
-        interval = narrow
-        if self.num_clusters < CLUSTERS:
-            interval = hull(interval, t_interval(difference, self.num_clusters, self.confidence))
-        if self.is_accuracy and self.num_clusters > 1:
-            effect = design_effect(self.values - self.theirs, self.weights, self.clusters)
-            items = self.num_items / effect
-            if self.metric.is_of_pair:
-                right = float(self.values.sum())
-                if min(right, self.num_items - right) / effect < CHANGED:
-                    interval = hull(interval, wilson(right / effect, items, self.confidence))
-            else:
-                lost, gained = (count / effect for count in self._changed())
-                if lost + gained < CHANGED:
-                    interval = hull(interval, bonett_price(lost, gained, items, self.confidence))
+        interval = widened(narrow, difference, self.num_clusters, self.confidence, self._seen())
         self.is_widened = interval != narrow
         return interval
 
-    def _changed(self) -> tuple[int, int]:
+    def _seen(self) -> Changes | Right | None:
+        """What changed, counted in independent items; None where values are not shares of right."""
+        shares = bool((self.weights == 1).all()) and _are_shares(self.values) and _are_shares(self.theirs)
+        if not shares or self.num_clusters < 2:
+            return None
         change = self.values - self.theirs
-        return int((change < 0).sum()), int((change > 0).sum())
+        effect = design_effect(change, self.weights, self.clusters)
+        if self.metric.is_of_pair:
+            return Right(float(self.values.sum()) / effect, self.num_items / effect) if self.is_accuracy else None
+        return Changes(
+            lost=float(-change[change < 0].sum()) / effect,
+            gained=float(change[change > 0].sum()) / effect,
+            changed=float((change != 0).sum()) / effect,
+            items=self.num_items / effect,
+        )
 
     def _flips(self) -> Flips:
-        return flips(*self._changed())
+        change = self.values - self.theirs
+        return flips(int((change < 0).sum()), int((change > 0).sum()))
 
     def _p_value(self, difference: Score, changed: Flips | None) -> float:
         if changed is not None and self.num_clusters == self.num_items:
@@ -207,6 +207,10 @@ def _column(items: tuple[Item, ...], metric: Metric) -> Floats:
     import numpy as np
 
     return np.array([item.values[metric.name] for item in items], dtype=np.float64)
+
+
+def _are_shares(values: Floats) -> bool:
+    return bool(((values >= 0) & (values <= 1)).all())
 
 
 def _exp(interval: Interval) -> Interval:

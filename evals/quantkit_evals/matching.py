@@ -7,8 +7,9 @@ one run has is refused too, unless leaving it out was allowed, and then it is sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quantkit.errors import UsageError
 
@@ -145,7 +146,9 @@ class _Matcher:
     def _check_baseline_of(self, task: Task) -> None:
         """Metrics of the pair must have been measured against this very baseline, where the run says."""
         stated = self.candidate.settings.get("baseline")
-        if stated is not None and stated != self.baseline.candidate and any(m.is_of_pair for m in task.metrics):
+        if stated is None or not any(metric.is_of_pair for metric in task.metrics):
+            return
+        if _identity(stated) != _identity(self.baseline.candidate):
             label = stated.get("label") if isinstance(stated, dict) else stated
             raise UsageError(
                 f"it was measured against another baseline ({label}) than the one it is compared with "
@@ -169,6 +172,13 @@ def _check_metrics(theirs: Task, task: Task) -> None:
         return
     odd = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
     raise UsageError(f"the runs have different metrics of it: {', '.join(odd)}", where=f"task {task.name}")
+
+
+def _identity(candidate: Any) -> Any:
+    """What a candidate is, without what its tasks took."""
+    if isinstance(candidate, Mapping):
+        return {key: value for key, value in candidate.items() if key != "scored_tokens"}
+    return candidate
 
 
 def _count(items: set[str]) -> str:

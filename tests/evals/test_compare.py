@@ -16,7 +16,7 @@ import statsmodels.api as sm
 from quantkit.errors import UsageError
 from quantkit_evals.compare import compare
 from quantkit_evals.comparison import Comparison, Interval, MetricComparison, Verdict
-from quantkit_evals.run import Run, Skipped
+from quantkit_evals.run import Metric, Run, Skipped
 from tests.evals.runs import ACC, KL, PERPLEXITY, items, run, task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,3 +285,24 @@ def test_calibration_on_few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grouped.bootstrap == pytest.approx(0.05, abs=0.05)
     assert grouped.clustered_t == pytest.approx(0.05, abs=0.05)
     assert grouped.mid > 0.15  # what ignoring the passages would do
+
+
+def test_sparse_changes_of_a_mean_are_few_too() -> None:
+    """Scores between 0 and 1 that hardly ever change prove as little as flips would."""
+    shared = Metric("f1", "mean", True)
+    base, cand = (run(n, [task("qa", shared)], items("qa", {"f1": [0.5, 0.25] * 100})) for n in ("base", "cand"))
+    found = only(compare(base, cand))
+    assert found.interval.low < -0.005
+    assert found.flips is None
+    free = Metric("cents", "mean", True)  # of values without bounds nothing of the kind is known
+    base, cand = (run(n, [task("qa", free)], items("qa", {"cents": [5, 2.5] * 100})) for n in ("base", "cand"))
+    assert only(compare(base, cand)).interval == Interval(0, 0)
+
+
+def test_an_accuracy_of_the_pair_that_never_fails() -> None:
+    """A share of 1 of 100 items still leaves room for some that fail: Wilson's interval."""
+    agree = Metric("agree", "accuracy", True, "%", is_of_pair=True)
+    cand = run("cand", [task("fidelity", agree)], items("fidelity", {"agree": [1] * 100}))
+    found = only(compare(run("base", [], []), cand))
+    assert found.interval.low == pytest.approx(0.963, abs=1e-3)
+    assert found.interval.high == pytest.approx(1)

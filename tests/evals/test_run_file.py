@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
 from quantkit_evals.run import CurvePoint, Run, Skipped
@@ -217,9 +219,9 @@ def test_headers_that_are_none(whole: Run, tmp_path: Path, data: bytes) -> None:
 
 
 def test_what_json_cannot_hold_is_not_written(whole: Run, tmp_path: Path) -> None:
-    for settings in ({"x": math.nan}, {"x": object()}, {"x": "\ud800"}):
+    for stated in ({"x": math.nan}, {"x": object()}, {"x": "\ud800"}):
         with pytest.raises(ArtifactError, match="can't be written"):
-            write_run(replace(whole, settings=settings), tmp_path / "run")
+            write_run(replace(whole, settings=stated), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -227,3 +229,29 @@ def test_a_place_that_refuses(whole: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentProblem, match="cannot write here"):
         write_run(whole, tmp_path / "file" / "run")
+
+
+@pytest.fixture
+def written(whole: Run, tmp_path: Path) -> dict[str, bytes]:
+    write_run(whole, tmp_path)
+    return {name: (tmp_path / name).read_bytes() for name in ("run.json", "items.jsonl")}
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_any_damage_is_an_error_of_ours_or_harmless(
+    whole: Run, written: dict[str, bytes], tmp_path: Path, data: st.DataObject
+) -> None:
+    """Bytes cut out or put in anywhere, in either file: never another exception, never other records."""
+    name = data.draw(st.sampled_from(sorted(written)))
+    before = written[name]
+    start = data.draw(st.integers(0, len(before)))
+    stop = data.draw(st.integers(start, min(len(before), start + 40)))
+    new = data.draw(st.sampled_from([b"", b"0", b"NaN", b'"', b"}", b"\xff", b"null", b"[" * 9, b"-1e999", b"\n"]))
+    for path, content in {**written, name: before[:start] + new + before[stop:]}.items():
+        (tmp_path / path).write_bytes(content)
+    try:
+        again = read_run(tmp_path)
+    except (ArtifactError, UsageError):
+        return
+    assert again.items == whole.items

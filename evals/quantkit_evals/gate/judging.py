@@ -1,5 +1,8 @@
 """Every rule of a gate against what was found: by the whole interval, never by the value alone.
 
+All required rules must hold at once, so that passing needs no adjustment for their number: a gate of many rules is
+harder to pass by luck than any of them.
+
 Limits are given and results told in what people read: percent and points for accuracies, ratios as they are.
 """
 

@@ -14,12 +14,55 @@ Counts of dependent items are divided by the design effect first (Korn and Graub
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ..comparison import Interval, Score
 from ..extras import require
 
 CLUSTERS = 50  # below this, clusters are few
 CHANGED = 30  # below this, changed items are
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed between candidates whose items score 0 to 1, in numbers of independent items.
+
+    Attributes:
+        lost, gained: sums of what items lost and gained; for accuracies, items.
+        changed: items that did either.
+        items: all of them.
+    """
+
+    lost: float
+    gained: float
+    changed: float
+    items: float
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """How many of how many independent items are right, for one candidate alone."""
+
+    right: float
+    items: float
+
+
+def widened(
+    interval: Interval, score: Score, num_clusters: int, confidence: float, seen: Changes | Right | None
+) -> Interval:
+    """A bootstrap interval, wider where it would be too sure.
+
+    Args:
+        score: what it is the interval of, with its clustered error.
+        seen: None for values without bounds, where only clusters count.
+    """
+    if num_clusters < CLUSTERS:
+        interval = hull(interval, t_interval(score, num_clusters, confidence))
+    if isinstance(seen, Changes) and seen.changed < CHANGED:
+        return hull(interval, bonett_price(seen.lost, seen.gained, seen.items, confidence))
+    if isinstance(seen, Right) and min(seen.right, seen.items - seen.right) < CHANGED:
+        return hull(interval, wilson(seen.right, seen.items, confidence))
+    return interval
 
 
 def hull(first: Interval, second: Interval) -> Interval:
