@@ -2,23 +2,31 @@
 
     python bench/serve/tags.py [--size mid|small] [--models DIR] [--json FILE.json]
 
-Three engines over the same weights answer the same requests in step: each step of the load is taken by one after
-the other, A B C, then C B A, so that whatever the machine does meanwhile hits all of them. A run is one load;
-throughput is its tokens over the sum of its steps, latency the 95th percentile of its decode steps, which is what
-lies between two tokens. The confidence intervals are of the mean over runs of the relative difference (95 %,
-Student's t). The cost holds if the upper end is below the target, and can't be told from nothing if the interval
-holds zero.
+Three engines answer the same requests in step: each step of the load is taken by one after the other, so that
+whatever the machine does meanwhile hits all of them. What else could tell them apart is taken away:
+
+- They share one runner, weights and pages both: none lies better in memory than the others. They have the same
+  pages and store the same bytes in them, which is checked.
+- The order is drawn anew for every step. Of A B C, C B A the outer two would often find in the caches what they
+  have just left there themselves, and the middle one never.
+
+A run is one load; throughput is its tokens over the sum of its steps, latency the 95th percentile of its decode
+steps, which is what lies between two tokens. The confidence intervals are of the mean over runs of the relative
+difference (95 %, Student's t). The cost holds if the upper end is below the target, and can't be told from nothing
+if the interval holds zero.
 
 tiny-glm is used in both sizes: its steps are the shortest, so the check weighs most.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import model
 import numpy as np
@@ -27,13 +35,14 @@ from options import Options, script
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from measure import Row
+from quantkit_serve.batch import Batch, Runner
 from quantkit_serve.engine.batching import build
 from quantkit_serve.engine.engine import Engine, Flight
 from quantkit_serve.phase import Phase
 from quantkit_serve.request import Output
 
 REQUESTS, INPUT_LEN, OUTPUT_LEN = 16, 96, 96
-RUNS = 60
+RUNS = 100
 TARGET = 0.01
 
 
@@ -47,7 +56,40 @@ class Unchecked(Engine):
         runs = plan.runs
         table = self.tables.fill([run.sequence.table for run in runs], [run.sequence.expected for run in runs])
         batch, rows = build(plan, table)
-        return Flight(plan, batch, rows, self.pool.launch(table))
+        return Flight(plan, batch, rows, self.pool.launch(table, self.tables.counts))
+
+
+class Shared:
+    """A runner that several engines use, each as if it were its own."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self.facts = runner, runner.facts
+        self._num_pages = 0
+
+    def allocate(self, num_pages: int) -> None:
+        if not self._num_pages:
+            self._runner.allocate(num_pages)
+            self._num_pages = num_pages
+        if num_pages != self._num_pages:
+            raise RuntimeError(f"pools of {self._num_pages} and {num_pages} pages can't be one")
+
+    def run(self, batch: Batch) -> Any:
+        return self._runner.run(batch)
+
+
+def open_engines(artifact: Path) -> dict[str, Engine]:
+    """On, off, and without the check in its code."""
+    shared: list[Shared] = []
+
+    def same(runner: Runner) -> Shared:
+        shared.append(Shared(runner))
+        return shared[0]
+
+    return {
+        "on": open_engine(artifact, wrapped=same),
+        "off": open_engine(artifact, has_tags=False, wrapped=same),
+        "without": open_engine(artifact, has_tags=False, engine_type=Unchecked, wrapped=same),
+    }
 
 
 @dataclass(frozen=True)
@@ -74,13 +116,16 @@ def run_in_step(engines: dict[str, Engine], seed: int) -> dict[str, Times]:
     for engine in engines.values():
         for request in requests:
             engine.add(request)
-    names, step = list(engines), 0
+    names, step, rng = list(engines), 0, random.Random(seed)
     while any(engine.has_work for engine in engines.values()):
-        for name in names if (step + seed) % 2 == 0 else reversed(names):
+        for name in rng.sample(names, len(names)):
             start = time.perf_counter()
             engines[name].step()
             seconds[name].append(time.perf_counter() - start)
         step += 1
+        states = [[(s.tokens, [*s.table]) for s in engine.scheduler.running] for engine in engines.values()]
+        if any(state != states[0] for state in states):
+            raise RuntimeError("the engines have different tokens or pages")
     phases = {
         name: [kind for _, _, kind, *_ in engine.figures().steps][-step:] for name, engine in engines.items()
     }
@@ -116,11 +161,7 @@ def difference_rows(label: str, differences: Sequence[float], *, is_nothing: boo
 
 def rows(options: Options) -> list[Row]:
     artifact = model.artifact("tiny-glm", options)
-    engines = {
-        "on": open_engine(artifact),
-        "off": open_engine(artifact, has_tags=False),
-        "without": open_engine(artifact, has_tags=False, engine_type=Unchecked),
-    }
+    engines = open_engines(artifact)
     run_in_step(engines, 0)
     runs = [run_in_step(engines, seed) for seed in range(1, 1 + (3 if options.is_small else RUNS))]
 
