@@ -89,8 +89,8 @@ _SCHEDULER = (
         "(default: 512).",
     ),
     click.option(
-        "--max-waiting", type=click.IntRange(min=1), default=1024, metavar="N",
-        help="Requests that may wait; more are answered with 429 (default: 1024).",
+        "--max-waiting", type=click.IntRange(min=0), default=1024, metavar="N",
+        help="Requests that may wait for room; more are answered with 429 (default: 1024).",
     ),
 )  # fmt: skip
 

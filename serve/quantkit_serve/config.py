@@ -69,7 +69,7 @@ class SchedulerConfig:
         max_num_batched_tokens: prompt tokens of one prefill step, over all its sequences.
         decode_steps_between_chunks: decode steps that running sequences get between two prefill steps; bounds the
             latency between tokens by one prefill step and one decode step.
-        max_waiting: requests that may wait; more are refused.
+        max_waiting: requests that may wait, besides those for which there is room; more are refused.
         max_model_len: tokens of prompt and answer; None: what the model was trained for.
     """
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from ..batch import Batch, Runner, StepLost
 from ..config import EngineConfig
-from ..paging import Fault, Mismatch, PagePool, PrefixIndex, Scene, Victim, block_tables
+from ..paging import Fault, Mismatch, PagePool, PrefixIndex, block_tables
 from ..phase import Phase
 from ..refusal import Overloaded, Refused
 from ..request import FinishReason, Grammar, Output, Request, TokenLogprob
@@ -33,6 +33,7 @@ from .choosing import Chosen, choose
 from .counters import Counters
 from .detokenizer import Detokenizer
 from .grammar import Compiler, GrammarFailed, Matcher
+from .injection import Injection
 from .limits import Limits, num_pages
 from .outputs import mismatch_error, output
 from .scheduler import Plan, Scheduler
@@ -95,7 +96,8 @@ class Engine:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._runner, self._vocabulary, self._compiler = runner, vocabulary, compiler
-        self._fault, self._scribble, self._clock = fault, scribble or (lambda page: None), clock
+        self._clock = clock
+        self._injection = None if fault is None else Injection(fault, scribble or (lambda page: None))
         cache, page_size = config.cache, config.cache.page_size
         self.pool = PagePool(num_pages(self.facts, config), is_tagged=cache.has_tags)
         self._speculation = speculation(
@@ -130,8 +132,9 @@ class Engine:
         with self.lock:
             if request.request_id in self._sequences:
                 raise Refused(f"request_id {request.request_id!r} is in use", param="request_id")
-            if len(self.scheduler.waiting) >= self.config.scheduler.max_waiting:
-                raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting already")
+            count = len(self.scheduler.waiting) - self.scheduler.num_startable
+            if count >= self.config.scheduler.max_waiting:
+                raise Overloaded(f"{count} requests are waiting already, beside those that run or are about to")
 
     def compile(self, grammar: Grammar) -> Matcher:
         """May take a second; needs no lock.
@@ -201,6 +204,8 @@ class Engine:
 
     def close(self) -> None:
         """End what it has besides memory; steps that are under way are lost. Any thread may call it, again too."""
+        if self._injection is not None:
+            self._injection.end()
 
     def figures(self) -> Figures:
         with self.lock:
@@ -264,8 +269,8 @@ class Engine:
                 available = self.pool.available()
                 outputs.append(self._fail(sequence, f"the KV cache has {available} pages left, too few for it"))
             return None
-        if self._fault is not None:
-            self._strike(plan)
+        if self._injection is not None:
+            self._injection.before(plan, self.pool)
         while plan.runs:
             runs = plan.runs
             table = self.tables.fill([run.sequence.table for run in runs], [run.sequence.expected for run in runs])
@@ -276,14 +281,6 @@ class Engine:
             outputs += [self._fail_mismatch(runs[row].sequence, found) for row, found in first_of_row.items()]
             plan = Plan(plan.phase, tuple(run for row, run in enumerate(runs) if row not in first_of_row))
         return None
-
-    def _strike(self, plan: Plan) -> None:
-        victims = [Victim(run.sequence.request_id, run.sequence.table, run.sequence.expected) for run in plan.runs]
-        assert self._fault is not None
-        struck = self._fault.strike(Scene(self.pool, victims, self._scribble))
-        if struck is not None:
-            _log.warning("injected fault: %s", struck)
-            self._fault = None
 
     def _land(self, flight: Flight, chosen: list[Chosen]) -> list[Output]:
         """A step is done."""

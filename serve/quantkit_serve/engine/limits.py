@@ -115,7 +115,7 @@ def check_config(config: EngineConfig, facts: ModelFacts) -> None:
         ("max_num_seqs", scheduler.max_num_seqs, 1),
         ("max_num_batched_tokens", scheduler.max_num_batched_tokens, 1),
         ("decode_steps_between_chunks", scheduler.decode_steps_between_chunks, 1),
-        ("max_waiting", scheduler.max_waiting, 1),
+        ("max_waiting", scheduler.max_waiting, 0),
         ("num_speculative_tokens", config.model.num_speculative_tokens, 1),
         ("max_model_len", 1 if scheduler.max_model_len is None else scheduler.max_model_len, 1),
     ):

@@ -3,7 +3,8 @@
 Requests enter and leave under the engine's lock, which is free while the model computes, so an abort takes effect
 at once. What a step gives is handed to the event loop in one call. If a step raises, the engine is dead: every
 request ends with an error, new ones are refused, ``health`` says why; a step that takes longer than it may makes
-it unhealthy as long as it lasts. Restarting is the business of whoever started the process.
+it unhealthy as long as it lasts. If it lasts still longer, the engine is given up as if it had failed: nobody is
+left to wait for an answer that won't come. Restarting is the business of whoever started the process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from .engine import Engine
 from .stream import Stream
 
 STEP_LIMIT_S = 120.0
+GIVE_UP_S = 600.0
+LOCK_S = 1.0  # nobody holds the lock for so long, but a step that is stuck with it
 JOIN_S = 10.0  # for a thread to end; it is a daemon, so a stuck one doesn't keep the process
 STALLED_S = 0.25  # between two looks of a lane that has nothing to do while requests are there: deadlines
 
@@ -36,11 +39,14 @@ class EngineService:
     Args:
         engine: nobody else calls its ``step``.
         step_limit_s: seconds after which a step counts as stuck.
+        give_up_s: seconds after which it is waited for no longer.
     """
 
-    def __init__(self, engine: Engine, *, step_limit_s: float = STEP_LIMIT_S) -> None:
+    def __init__(
+        self, engine: Engine, *, step_limit_s: float = STEP_LIMIT_S, give_up_s: float = GIVE_UP_S
+    ) -> None:
         self.facts, self.config = engine.facts, engine.config
-        self._engine, self._step_limit_s = engine, step_limit_s
+        self._engine, self._step_limit_s, self._give_up_s = engine, step_limit_s, give_up_s
         self._changed = engine.changed
         self._threads = [
             threading.Thread(target=self._run, args=(lane,), name=f"engine {lane}", daemon=True)
@@ -87,6 +93,7 @@ class EngineService:
             Refused: see ``Engine.add``; ``Unavailable``: the engine is dead or about to stop.
         """
         name = request.request_id
+        self._check_open()  # first, as a step that is stuck may have the lock
         with self._changed:
             self._check_open()
             if name in self._streams:
@@ -110,9 +117,7 @@ class EngineService:
     def health(self) -> Health:
         if self._death is not None:
             return Health(is_alive=False, reason=self._death)
-        now = time.monotonic()
-        seconds = max(0.0 if start is None else now - start for start in self._step_starts.values())
-        if seconds > self._step_limit_s:
+        if (seconds := self._step_s()) > self._step_limit_s:
             return Health(is_alive=True, is_stuck=True, reason=f"a step has been running for {seconds:.0f} s")
         outage = self._engine.outage()
         return Health(is_alive=True, is_degraded=outage is not None, reason=outage)
@@ -151,8 +156,13 @@ class EngineService:
             if (stream := self._streams.get(output.request_id)) is not None:
                 stream.put(output)
 
+    def _step_s(self) -> float:
+        """How long the longest step has been running."""
+        now = time.monotonic()
+        return max(0.0 if start is None else now - start for start in self._step_starts.values())
+
     async def _watch_steps(self) -> None:
-        """One line in the log when a step gets stuck, one when it is over."""
+        """One line in the log when a step gets stuck, one when it is over, or the end of the engine."""
         was_stuck = False
         while True:
             await asyncio.sleep(min(1.0, self._step_limit_s))
@@ -162,6 +172,21 @@ class EngineService:
             elif was_stuck and not health.is_stuck:
                 _log.warning("the engine is no longer stuck")
             was_stuck = health.is_stuck
+            if (seconds := self._step_s()) > self._give_up_s:
+                self._give_up(f"the engine was given up: a step has been running for {seconds:.0f} s")
+                return
+
+    def _give_up(self, reason: str) -> None:
+        _log.critical("%s", reason)
+        self._death = reason
+        if self._engine.lock.acquire(timeout=LOCK_S):
+            try:
+                self._engine.fail_all(reason)
+                self._changed.notify_all()
+            finally:
+                self._engine.lock.release()
+        for name, stream in list(self._streams.items()):  # also those whose grammar is being compiled
+            stream.put(Output(name, finish=FinishReason.ERROR, error=reason))
 
     def _end(self) -> None:
         self._engine.close()

@@ -113,6 +113,11 @@ class Scheduler:
             return Plan(Phase.DECODE, runs)
         return None
 
+    @property
+    def num_startable(self) -> int:
+        """Requests that the next steps may admit; none if the head of the queue waits for pages."""
+        return 0 if self._refused is not None else max(self.config.max_num_seqs - len(self.running), 0)
+
     def unservable(self) -> Sequence | None:
         """The head of the queue if it doesn't fit the pool although nothing runs: waiting would never help."""
         return self.waiting[0] if self.waiting and not self.running else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from starlette.responses import Response
@@ -40,7 +41,7 @@ class ChatCompletion(Head):
     usage: Usage
 
 
-def chat_text(context: Context, messages: Sequence[Message], fields: TemplateFields, **more: Any) -> str:
+async def chat_text(context: Context, messages: Sequence[Message], fields: TemplateFields, **more: Any) -> str:
     """The prompt as the model's template writes it.
 
     Raises:
@@ -48,12 +49,14 @@ def chat_text(context: Context, messages: Sequence[Message], fields: TemplateFie
     """
     tools = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in fields.tools or ()]
     wanted = fields.add_generation_prompt
-    return context.tokenizer.template(has_tools=bool(tools)).render(
+    work = partial(
+        context.tokenizer.template(has_tools=bool(tools)).render,
         [message.for_template() for message in messages],
         tools=tools,
         add_generation_prompt=True if wanted is None else wanted,
         more={**(fields.chat_template_kwargs or {}), **more},
     )
+    return await context.tokenizer.aside(work)  # a template is a program
 
 
 def _check(body: ChatRequest) -> None:
@@ -80,7 +83,7 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     if body.tool_choice == "none":
         body = body.model_copy(update={"tools": None})
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    text = chat_text(context, body.messages, body, **effort)
+    text = await chat_text(context, body.messages, body, **effort)
     tokens = await room.encoded(context.tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(

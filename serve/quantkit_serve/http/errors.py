@@ -124,7 +124,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return invalid(error.errors()).response()
+    return invalid(error.errors(), error.body).response()
 
 
 async def _on_refused(request: Request, error: Exception) -> JSONResponse:
@@ -137,13 +137,29 @@ async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     return ApiError(500, "the server failed on this request; its log says why").response()
 
 
-def invalid(errors: Sequence[Any]) -> ApiError:
+def invalid(errors: Sequence[Any], body: Any = None) -> ApiError:
     """Of pydantic's errors, the first few in one message; values are left out, they can be long or not text."""
-    told = [(".".join(str(part) for part in e["loc"] if part != "body"), _sentence(e)) for e in errors]
+    told = [(_path(e["loc"], body), _sentence(e)) for e in errors]
     message = "; ".join(f"{where}: {what}" if where else what for where, what in told[:MAX_ERRORS])
     if len(told) > MAX_ERRORS:
         message += f"; and {len(told) - MAX_ERRORS} more"
     return ApiError(400, message, param=told[0][0] or None)
+
+
+def _path(location: Sequence[int | str], body: Any) -> str:
+    """Of a field in the body. pydantic also names the member of a union that it took (``json_schema`` of
+    ``response_format``); those are no fields, so all but the last part must be found in the body."""
+    parts, value = [part for part in location if part != "body"], body
+    found = []
+    for part in parts[:-1]:
+        is_there = isinstance(value, dict) and part in value
+        is_there = is_there or (isinstance(value, list) and isinstance(part, int) and part < len(value))
+        if is_there:
+            value = value[part]
+        elif isinstance(value, dict | list):
+            continue
+        found.append(part)
+    return ".".join(map(str, [*found, *parts[-1:]]))
 
 
 def _sentence(error: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 Source of those names: transformers' chat template documentation (``raise_exception``, ``strftime_now``,
 ``tojson`` that keeps characters, ``generation`` blocks, trimmed blocks). The template comes with the
 checkpoint, what it prints comes from anyone: so it runs without access to Python's objects, and whatever it
-raises is the request's error.
+raises is the request's error. ``bounded`` keeps it from taking memory or time without end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quantkit.errors import UnsupportedError
 
 from ..refusal import Refused
+from .bounded import BoundedEnvironment
 
 
 class _Generation(Extension):
@@ -47,10 +47,8 @@ def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    found = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment() -> BoundedEnvironment:
+    found = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     found.filters["tojson"] = _json
     found.globals |= {"raise_exception": _raise, "strftime_now": _now}
     return found
@@ -71,7 +69,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, constants: Mapping[str, str]) -> None:
-        environment = _environment()
+        self._environment = environment = _environment()
         try:
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
             self._template = environment.from_string(source)
@@ -101,14 +99,15 @@ class ChatTemplate:
         if not self._knows_developers:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         try:
-            return self._template.render(
+            return self._environment.text(
+                self._template,
                 {
                     **self._constants,
                     **more,
                     "messages": messages,
                     "tools": list(tools) or None,
                     "add_generation_prompt": add_generation_prompt,
-                }
+                },
             )
         except Exception as error:  # templates are programs: they raise anything
             raise Refused(f"the model's chat template refuses these messages: {error}", param="messages") from None

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -24,6 +24,7 @@ from ..engine.vocabulary import Vocabulary
 from ..refusal import Refused
 from .template import ChatTemplate
 
+T = TypeVar("T")
 INLINE_CHARS = 4096  # some 1 ms; a thread costs a tenth of that
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -87,17 +88,21 @@ class Tokenizer:
         """The same without holding up the event loop."""
         if len(text) <= INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
-        work = partial(self.raw.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
-        found = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        found = await self.aside(
+            partial(self.raw.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
+        )
         return found[0].ids
 
     async def decoded(self, tokens: Sequence[int]) -> str:
         """Text of any tokens, special ones shown."""
         if len(tokens) <= INLINE_CHARS:
             return self.raw.decode(list(tokens), skip_special_tokens=False)
-        work = partial(self.raw.decode_batch, [list(tokens)], skip_special_tokens=False)
-        found = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        found = await self.aside(partial(self.raw.decode_batch, [list(tokens)], skip_special_tokens=False))
         return found[0]
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What takes its time, in the one thread for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def fewest_tokens(self, text: str) -> int:
         """At least so many: none stands for more characters than the longest, unless text is normalized first."""

@@ -11,6 +11,8 @@ from .errors import ApiError
 from .logprobs import name
 from .schemas.tokens import DetokenizeRequest, TokenizeRequest
 
+INLINE_TOKENS = 4096  # some 1 ms to write
+
 
 class Tokens(TypedDict):
     count: int
@@ -33,18 +35,23 @@ async def tokenize(context: Context, body: TokenizeRequest) -> JSONResponse:
     if body.prompt is not None:
         text = body.prompt
     else:
-        text = chat_text(context, body.messages or (), body)
+        text = await chat_text(context, body.messages or (), body)
     special = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     tokens = await context.tokenizer.encoded(text, add_special_tokens=special)
-    strings = [name(context.tokenizer.token_bytes(token)) for token in tokens] if body.return_token_strs else None
-    return JSONResponse(
-        {
-            "count": len(tokens),
-            "max_model_len": context.max_tokens,
-            "tokens": tokens,
-            "token_strs": strings,
-        }
-    )
+
+    def reply() -> JSONResponse:
+        wanted = tokens if body.return_token_strs else ()
+        strings = [name(context.tokenizer.token_bytes(token)) for token in wanted]
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": context.max_tokens,
+                "tokens": tokens,
+                "token_strs": strings if body.return_token_strs else None,
+            }
+        )
+
+    return reply() if len(tokens) <= INLINE_TOKENS else await context.tokenizer.aside(reply)
 
 
 async def detokenize(context: Context, body: DetokenizeRequest) -> JSONResponse:

@@ -20,7 +20,7 @@ from ..engine.choosing import Chosen
 from ..engine.engine import Engine, Flight
 from ..engine.sequence import Sequence, State
 from ..engine.vocabulary import Vocabulary
-from ..paging import Canary
+from ..paging import Canary, Seal
 from ..phase import Phase
 from ..refusal import Unavailable
 from ..request import Output, Request
@@ -57,6 +57,7 @@ class SplitEngine(Engine):
             pair.close()
             raise
         self.handoffs = HandOffs(self.pool, Canary([pair.memory]) if split.has_canary else None)
+        self._seals: dict[Sequence, tuple[Seal, ...]] = {}  # of the prefill step that lands next
         self._num_changes = 0
         self._stalled_at: dict[Phase | None, int] = {}  # lane -> the change after which it had nothing to do
         pair.on_change = self._wake
@@ -82,6 +83,7 @@ class SplitEngine(Engine):
         return "; ".join(found) or None
 
     def close(self) -> None:
+        super().close()
         self._pair.close()
 
     def figures(self) -> Figures:
@@ -123,12 +125,22 @@ class SplitEngine(Engine):
             self._wake()
         return flight
 
+    def _compute(self, flight: Flight) -> list[Chosen]:
+        """Seals what prefill is done with before it lands: its pages are in flight, so nobody gets them meanwhile,
+        and the lock is free. Only this lane's thread uses ``_seals``."""
+        chosen = super()._compute(flight)
+        if flight.plan.phase is Phase.PREFILL:
+            runs = flight.plan.runs
+            done = [r.sequence for r in runs if r.sequence.num_computed + r.count >= r.sequence.num_prompt]
+            self._seals = {sequence: self.handoffs.seal(sequence) for sequence in done}
+        return chosen
+
     def _land(self, flight: Flight, chosen: list[Chosen]) -> list[Output]:
         outputs = super()._land(flight, chosen)
         for run in flight.plan.runs:
             sequence = run.sequence
             if flight.plan.phase is not sequence.phase and sequence.state is State.RUNNING:
-                self.scheduler.transit[sequence] = self.handoffs.write(sequence)
+                self.scheduler.transit[sequence] = self.handoffs.write(sequence, self._seals.pop(sequence))
         self.scheduler.landed(flight.plan)
         self._wake()
         return outputs

@@ -142,13 +142,37 @@ def test_first_come_first_served() -> None:
 
 
 def test_the_queue_has_a_limit() -> None:
-    core, _ = engine(config(max_waiting=2))
-    core.add(request("a", [5]))
-    core.add(request("b", [5]))
-    with pytest.raises(Overloaded):
+    core, _ = engine(config(max_num_seqs=2, max_waiting=1))
+    for name in "abc":  # two of them will not wait
+        core.add(request(name, [5], 4, ignore_eos=True))
+    for _ in range(2):
+        with pytest.raises(Overloaded, match="1 requests are waiting already"):
+            core.add(request("d", [5]))
+        core.step()
+    drain(core)
+    core.add(request("d", [5]))
+
+
+def test_nobody_needs_to_wait() -> None:
+    core, _ = engine(config(max_num_seqs=2, max_waiting=0))
+    core.add(request("a", [5], 4, ignore_eos=True))
+    core.step()
+    core.add(request("b", [5], 4, ignore_eos=True))
+    with pytest.raises(Overloaded, match="0 requests"):
         core.add(request("c", [5]))
     drain(core)
-    core.add(request("c", [5]))
+
+
+def test_a_slot_without_pages_is_no_room() -> None:
+    core, _ = engine(config(pages=4, page_size=4, max_waiting=1, prefix=False))
+    core.add(request("a", range(1, 9), 8, ignore_eos=True))
+    core.add(request("big", range(1, 13), 2, ignore_eos=True))
+    core.step()
+    core.step()
+    assert [s.request_id for s in core.scheduler.waiting] == ["big"]
+    with pytest.raises(Overloaded, match="1 requests"):
+        core.add(request("c", [5]))
+    drain(core)
 
 
 def test_a_name_is_used_once_at_a_time() -> None:

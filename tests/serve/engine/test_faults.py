@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
+from quantkit_serve.engine.injection import Injection
 from quantkit_serve.paging import FAULTS
 from quantkit_serve.request import FinishReason
-from tests.serve.engine.fake import Answers, alone, config, engine, request
+from tests.serve.engine.fake import Answers, alone, config, drain, engine, request
 
 
 def serve(fault: str, *, tags: bool):  # type: ignore[no-untyped-def]
@@ -18,8 +19,7 @@ def serve(fault: str, *, tags: bool):  # type: ignore[no-untyped-def]
     answers = Answers()
     while core.has_work:
         answers.add(core.step())
-    core._fault = FAULTS[fault]()
-    core._scribble = runner.scribble
+    core._injection = Injection(FAULTS[fault](), runner.scribble)
     requests = [request(f"r{i}", [*range(1, 13), 30 + i, 31], 16, ignore_eos=True) for i in range(3)]
     late = [request(f"l{i}", [40 + i, 5, 6], 12, ignore_eos=True) for i in range(4)]
     if fault == "stale-prefix":  # struck while the pages are cached, then one of them is somebody else's
@@ -37,7 +37,7 @@ def serve(fault: str, *, tags: bool):  # type: ignore[no-untyped-def]
         answers.add(core.step())
         if step == 6 and fault == "late-write" and (ended := core.abort("r0")) is not None:
             answers.add([ended])
-    assert core._fault is None, "nothing was struck"
+    assert core._injection.has_struck, "nothing was struck"
     assert not core.has_work
     return core, answers, [*requests, *late]
 
@@ -78,3 +78,17 @@ def test_a_late_write_meets_a_page_that_nobody_has() -> None:
 def test_without_tags_answers_cross(fault: str) -> None:
     _, answers, requests = serve(fault, tags=False)
     assert any(answers.tokens[one.request_id] != alone(one) for one in requests)
+
+
+def test_a_fault_that_never_strikes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    core, _ = engine(fault=FAULTS["remap"]())  # needs two requests
+    core.add(request("alone", [5], 3))
+    drain(core)
+    assert not caplog.text
+    core.close()
+    core.close()
+    assert caplog.text.count("injected fault: Remap has never struck") == 1
+    core, _, _ = serve("remap", tags=True)
+    caplog.clear()
+    core.close()
+    assert not caplog.text

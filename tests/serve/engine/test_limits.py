@@ -150,7 +150,7 @@ def test_a_salt_is_text() -> None:
         ("max_num_seqs", EngineConfig(scheduler=SchedulerConfig(max_num_seqs=0))),
         ("max_num_batched_tokens", EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=0))),
         ("decode_steps_between_chunks", EngineConfig(scheduler=SchedulerConfig(decode_steps_between_chunks=0))),
-        ("max_waiting", EngineConfig(scheduler=SchedulerConfig(max_waiting=0))),
+        ("max_waiting", EngineConfig(scheduler=SchedulerConfig(max_waiting=-1))),
         ("max_model_len", EngineConfig(scheduler=SchedulerConfig(max_model_len=0))),
         ("max_model_len", EngineConfig(scheduler=SchedulerConfig(max_model_len=101))),
         ("page_size", EngineConfig(cache=CacheConfig(page_size=0))),

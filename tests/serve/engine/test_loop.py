@@ -22,11 +22,12 @@ from tests.serve.engine.fake import FakeRunner, alone, config, engine, request
 def serve(
     test: Callable[[EngineService, FakeRunner], Coroutine[Any, Any, None]],
     step_limit_s: float = 100.0,
+    give_up_s: float = 1000.0,
     **scheduler: int,
 ) -> None:
     async def run() -> None:
         core, runner = engine(config(**scheduler))
-        service = EngineService(core, step_limit_s=step_limit_s)
+        service = EngineService(core, step_limit_s=step_limit_s, give_up_s=give_up_s)
         await service.start()
         try:
             await asyncio.wait_for(test(service, runner), 60)
@@ -86,7 +87,7 @@ def test_refusals_are_raised_at_once() -> None:
         for stream in (running, waiting):
             assert [o.finish is not None async for o in stream][-1]
 
-    serve(test, max_waiting=1)
+    serve(test, max_num_seqs=1, max_waiting=1)
 
 
 def test_an_abort_takes_effect_while_the_step_runs() -> None:
@@ -165,6 +166,24 @@ def test_a_stuck_step_makes_it_unhealthy_until_it_is_over(caplog: pytest.LogCapt
             await asyncio.sleep(0.005)
 
     serve(test, step_limit_s=0.05)
+
+
+def test_a_step_that_stays_stuck_ends_the_engine_and_every_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(service: EngineService, runner: FakeRunner) -> None:
+        gate = Gate(runner)
+        tasks = [asyncio.create_task(collect(service, request(name, [5], 2))) for name in ("runs", "waits")]
+        await gate.until_entered()
+        for tokens, last in await asyncio.gather(*tasks):
+            assert not tokens and last.finish is FinishReason.ERROR
+            assert last.error is not None and "the engine was given up: a step has been running" in last.error
+        assert not service.health().is_alive and "given up" in caplog.text
+        with pytest.raises(Unavailable, match="given up"):
+            service.submit(request("late", [5]))
+        gate.open.set()  # too late
+        await asyncio.sleep(0.05)
+        assert not service.health().is_alive and not service.figures().num_running
+
+    serve(test, step_limit_s=0.05, give_up_s=0.1)
 
 
 def test_stop_lets_what_runs_finish() -> None:

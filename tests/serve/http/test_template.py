@@ -103,3 +103,55 @@ def test_arguments_reach_a_template_as_an_object() -> None:
             Message.model_validate(
                 {"role": "assistant", "tool_calls": [{**call, "function": {"name": "f", "arguments": wrong}}]}
             )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ 10**10 * [1] }}",
+        "{{ 9 ** 99999999 }}",
+        "{{ 10**1000 * 10**1000 }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' % (10**9, 1) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ 'a'.center(10**9) }}{{ 1 }}",
+        "{{ 'a' | center(10**9) }}",
+        "{{ 'a' | indent(width=10**9) }}",
+        "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set a = 'a' * 10**6 %}{{ a.replace('a', a) }}",
+        "{% set a = 'a' * 10**6 %}{{ a | replace('a', a) }}",
+        "{% set a = 'a' * 10**6 %}{{ a.join(a) }}",
+        "{% set a = 'a' * 10**6 %}{{ a | join(a) }}",
+        "{% set a = 'a' * 10**6 %}{% for i in range(100) %}{{ a }}{% endfor %}",
+        "{{ range(10**9) | list }}",
+    ],
+)
+def test_no_template_makes_text_without_end(source: str) -> None:
+    with pytest.raises(Refused, match=r"more than|above|Range too big"):
+        ChatTemplate(source, {}).render([])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% for i in range(9) %}{{ m(n + 1) if n < 40 }}{% endfor %}{% endmacro %}{{ m(0) }}",
+    ],
+)
+def test_no_template_runs_without_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit_serve.http.bounded.MAX_S", 0.05)
+    with pytest.raises(Refused, match=r"takes more than 0\.05 s"):
+        ChatTemplate(source, {}).render([])
+
+
+def test_what_templates_do_is_within_the_bounds() -> None:
+    source = (
+        "{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ '%05.1f|%s' % (2, 'x') }}{{ '{:>4}'.format(7) }}{{ 1 ~ 'b' ~ [2] }}"
+        "{{ ['a', 'b'] | join(', ') }}{{ ', '.join(['c', 'd']) }}{{ 'aXa' | replace('X', '--') }}"
+        "{{ 'x'.replace('x', 'y') }}{{ 'q' | indent(2, true) }}{{ 'w'.center(3) }}{{ [1] + [2] }}{{ 1.5 + 2 }}"
+    )
+    expected = "ababab1024002.0|x   71b[2]a, bc, da--ay  q w [1, 2]3.5"
+    assert ChatTemplate(source, {}).render([]) == expected

@@ -78,8 +78,8 @@ def test_a_hand_off_that_does_not_fit_ends_its_request_only(tmp_path: Path, what
     async def test(split: Split) -> None:
         write = split.core.handoffs.write
 
-        def corrupt(sequence):  # type: ignore[no-untyped-def]
-            message = write(sequence)
+        def corrupt(sequence, seals):  # type: ignore[no-untyped-def]
+            message = write(sequence, seals)
             if sequence.request_id != "b":
                 return message
             first, *rest = message.refs
