@@ -55,7 +55,8 @@ class Candidate(Protocol):
         max_length: tokens of context and continuation.
     """
 
-    label: str
+    @property
+    def label(self) -> str: ...
 
     @property
     def path(self) -> TaskPath: ...

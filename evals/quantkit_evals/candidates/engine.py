@@ -19,6 +19,7 @@ from ..configuration import Configuration
 from ..configuration import Path as ScoringPath
 from ..extras import require
 from .candidate import OnProgress
+from .digests import digests, is_artifact
 from .generation import Prompt
 from .pair import Pair, Scored
 
@@ -77,7 +78,7 @@ class EngineCandidate:
 
     @cached_property
     def tokenizer_folder(self) -> Path:
-        return self.model.folder / "decode" if self._is_artifact else self.model.folder
+        return self.model.folder / "decode" if is_artifact(self.model.folder) else self.model.folder
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -91,29 +92,8 @@ class EngineCandidate:
         return found | self._digests | {"engine": _engine_versions()}
 
     @cached_property
-    def _is_artifact(self) -> bool:
-        from quantkit.artifact.layout import MANIFEST
-
-        return (self.model.folder / MANIFEST).is_file()
-
-    @cached_property
     def _digests(self) -> dict[str, Any]:
-        """Of what is loaded: an artifact states them; a checkpoint's headers do, with sizes and times of files."""
-        if self._is_artifact:
-            from quantkit.artifact import Artifact
-            from quantkit.artifact.layout import MANIFEST
-
-            manifest = self.model.folder / MANIFEST
-            return {
-                "pair_id": Artifact.open(self.model.folder).manifest.pair_id,
-                "manifest_sha256": hashlib.sha256(manifest.read_bytes()).hexdigest(),
-            }
-        from quantkit.checkpoint import open_checkpoint
-
-        checkpoint = open_checkpoint(self.model.folder)
-        stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(self.model.folder.iterdir())]
-        files = hashlib.sha256(repr(stats).encode()).hexdigest()
-        return {"checkpoint_fingerprint": checkpoint.fingerprint, "files_sha256": files}
+        return digests(self.model.folder)
 
     # -- the loaded model
 
@@ -164,11 +144,12 @@ class EngineCandidate:
     def num_pages(self) -> int:
         return self._num_pages if self.runner else 0
 
-    def scorer(self, num_pages: int | None = None) -> Scorer:
-        """Of all its pages, or of fewer."""
+    def scorer(self, num_pages: int | None = None, limits: ScorerLimits | None = None) -> Scorer:
+        """Of all its pages, or of fewer; with its own limits, or others."""
         from .scorer import Scorer
 
-        return Scorer(self.runner, num_pages=num_pages or self.num_pages, page_size=PAGE_SIZE, limits=self.limits)
+        count = num_pages or self.num_pages
+        return Scorer(self.runner, num_pages=count, page_size=PAGE_SIZE, limits=limits or self.limits)
 
     @property
     def max_length(self) -> int:

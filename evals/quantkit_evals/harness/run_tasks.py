@@ -15,7 +15,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -106,9 +107,10 @@ def run_tasks(
     found = [_task_and_items(one, logged[one.key], model, candidate) for one in loaded]
     settings = {
         "seed": seed, "limit": limit, "chat": is_chat, "versions": {name: version(name) for name in _PACKAGES},
+        "scored_tokens": _scored(loaded, model),
     }  # fmt: skip
     return Run(
-        candidate=candidate.identity() | {"scored_tokens": _scored(loaded, model)},
+        candidate=candidate.identity(),
         settings=settings,
         tasks=tuple(task for task, _ in found),
         items=tuple(item for _, items in found for item in items),
@@ -140,7 +142,17 @@ def _load(tasks: Sequence[TaskSource], limit: int | None, seed: int) -> list[_Lo
             raise UsageError(f"another task is called {key!r}, too", where=source.name)
         count = len(docs) if limit is None else min(limit, len(docs))
         chosen = [index * len(docs) // count for index in range(count)]
-        found.append(_Loaded(source, task, key, [str(task.item_id(doc)) for doc in docs], chosen))
+        found.append(_Loaded(source, task, key, _unique(str(task.item_id(doc)) for doc in docs), chosen))
+    return found
+
+
+def _unique(ids: Iterable[str]) -> list[str]:
+    """Equal documents are told apart by their order."""
+    times: Counter[str] = Counter()
+    found = []
+    for name in ids:
+        times[name] += 1
+        found.append(name if times[name] == 1 else f"{name} ({times[name]})")
     return found
 
 

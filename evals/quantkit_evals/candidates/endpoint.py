@@ -1,0 +1,230 @@
+"""Any server that speaks OpenAI's ``/v1/completions`` as a candidate: ours, vLLM, SGLang.
+
+Continuations are scored with ``echo`` and ``logprobs``. Prompts are token ids, made by the model's own tokenizer,
+so that a continuation begins where it does for every other candidate; for servers that take text alone, text,
+whose tokens are then counted. How the server computes is its business: the path of its scores is "unknown", and no
+claim about decode can rest on them.
+
+lm-eval's ``local-completions`` does much of this, but cuts what is too long, and gives up without saying what was
+done; answers here go through the same cache as everybody's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from quantkit.errors import EnvironmentProblem, UsageError
+
+from .candidate import OnProgress, TaskPath
+from .engine import load_tokenizer
+from .generation import Prompt
+from .pair import NotFinite, Pair, Scored
+from .retrying import Retrying
+
+if TYPE_CHECKING:
+    import httpx
+    from lm_eval.api.model import TemplateLM
+
+TIMEOUT_S = 300.0
+_KEY = "OPENAI_API_KEY"
+_AT_ONCE = 8  # pairs of one request
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class EndpointCandidate:
+    """See ``Candidate``.
+
+    Args:
+        url: of the server, with or without ``/v1``.
+        tokenizer: folder with the tokenizer of the model that the server has.
+        model: that the server calls so; None if it has just one.
+        max_length: tokens of context and continuation; None if the server says.
+        sends: prompts as token ids or as text.
+        concurrency: requests at a time.
+        transport, sleep: for tests.
+    """
+
+    path: TaskPath = "unknown"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tokenizer: Path,
+        model: str | None = None,
+        label: str | None = None,
+        max_length: int | None = None,
+        sends: Literal["ids", "text"] = "ids",
+        concurrency: int = 4,
+        timeout_s: float = TIMEOUT_S,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        base = url.rstrip("/")
+        self.url = base if base.endswith("/v1") else f"{base}/v1"
+        if not self.url.startswith(("http://", "https://")):
+            raise UsageError("is no URL of a server", where=url, accepted="http://HOST:PORT or https://...")
+        self._model, self._label, self._max_length = model, label, max_length
+        self._folder, self._sends, self._concurrency = tokenizer, sends, concurrency
+        settings: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
+        self._server = Retrying(
+            self.url, api_key=os.environ.get(_KEY), timeout_s=timeout_s, transport=transport, **settings
+        )
+
+    @property
+    def label(self) -> str:
+        return self._label or f"{self.model} at {self.url}"
+
+    @cached_property
+    def _listed(self) -> dict[str, Any]:
+        """The model's entry of ``/v1/models``."""
+        answer = self._server.ask("GET", "/models")
+        found = answer.get("data") if isinstance(answer, dict) else None
+        models = [one for one in found or [] if isinstance(one, dict) and isinstance(one.get("id"), str)]
+        names = ", ".join(one["id"] for one in models) or "none"
+        if self._model is None and len(models) != 1:
+            raise UsageError(f"the server has {len(models)} models", where=self.url, accepted=names)
+        chosen = next((one for one in models if self._model in (None, one["id"])), None)
+        if chosen is None:
+            raise UsageError(f"the server has no model {self._model!r}", where=self.url, accepted=names)
+        return chosen
+
+    @property
+    def model(self) -> str:
+        return str(self._listed["id"])
+
+    def identity(self) -> dict[str, Any]:
+        """A server doesn't say which weights it has: the same URL and model count as the same candidate."""
+        listed = {name: value for name, value in self._listed.items() if name not in ("created", "permission")}
+        return {
+            "label": self.label, "kind": "endpoint", "model": self.model, "url": self.url, "listed": listed,
+            "sends": self._sends,
+        }  # fmt: skip
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self._folder)
+
+    @cached_property
+    def max_length(self) -> int:
+        """Less the one token that servers want to generate besides."""
+        found = self._max_length or self._listed.get("max_model_len")
+        if not isinstance(found, int):
+            raise UsageError(
+                "the server does not say how many tokens it takes", where=self.url, hint="Give max_length."
+            )
+        return found - 1
+
+    def refusal(self, pair: Pair) -> str | None:
+        if pair.num_tokens > self.max_length:
+            return f"{pair.num_tokens} tokens, the endpoint takes {self.max_length}"
+        return None
+
+    def refusal_of_prompt(self, prompt: Prompt) -> str | None:
+        answer, room = prompt.generation.max_tokens, self.max_length + 1
+        if len(prompt.tokens) + answer > room:
+            return f"{len(prompt.tokens)} tokens and an answer of {answer}, the endpoint takes {room}"
+        return None
+
+    def score(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]:
+        order = sorted(range(len(pairs)), key=lambda i: (-pairs[i].num_tokens, pairs[i].context))
+        groups = [order[start : start + _AT_ONCE] for start in range(0, len(order), _AT_ONCE)]
+        for found in self._all(groups, lambda group: self._score_some(group, pairs)):
+            yield from found
+
+    def _score_some(self, group: Sequence[int], pairs: Sequence[Pair]) -> list[tuple[int, Scored]]:
+        tokens = [[*pairs[i].context, *pairs[i].continuation] for i in group]
+        body = {
+            "model": self.model, "prompt": tokens if self._sends == "ids" else [self._text(t) for t in tokens],
+            "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True,
+        }  # fmt: skip
+        choices = self._choices(self._server.ask("POST", "/completions", body), len(group))
+        return [(i, self._scored(i, pairs[i], choice)) for i, choice in zip(group, choices, strict=True)]
+
+    def _scored(self, index: int, pair: Pair, choice: dict[str, Any]) -> Scored:
+        logprobs = choice.get("logprobs")
+        found = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+        tops = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
+        if not isinstance(found, list) or not isinstance(tops, list):
+            raise EnvironmentProblem("the endpoint gives no logprobs of prompts (echo)", where=self.url)
+        if len(found) not in (pair.num_tokens, pair.num_tokens + 1):  # it may generate one
+            raise EnvironmentProblem(
+                f"the endpoint counts {len(found) - 1} tokens, the tokenizer {pair.num_tokens}", where=self.url,
+                hint="It has another tokenizer, or adds tokens to prompts.",
+            )  # fmt: skip
+        own = slice(len(pair.context), pair.num_tokens)
+        values = found[own]
+        for offset, value in enumerate(values):
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise NotFinite(index, offset)
+        is_greedy = all(top and value >= max(top.values()) for value, top in zip(values, tops[own], strict=True))
+        return Scored(math.fsum(values), is_greedy)
+
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str]]:
+        return self._all(range(len(prompts)), lambda index: (index, self._answer(prompts[index])))
+
+    def _answer(self, prompt: Prompt) -> str:
+        made = prompt.generation
+        body: dict[str, Any] = {
+            "model": self.model, "prompt": list(prompt.tokens) if self._sends == "ids" else prompt.text,
+            "max_tokens": made.max_tokens, "temperature": made.temperature, "stop": list(made.stop) or None,
+        }  # fmt: skip
+        if made.is_sampled:
+            body |= {"seed": prompt.seed, "top_p": made.top_p}
+        for name, default in (
+            ("top_k", 0),
+            ("min_p", 0.0),
+            ("repetition_penalty", 1.0),
+        ):  # not all servers know them
+            if (value := getattr(made, name)) != default:
+                body[name] = value
+        if made.json_schema:
+            import json
+
+            schema = {"name": "answer", "schema": json.loads(made.json_schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        (choice,) = self._choices(self._server.ask("POST", "/completions", body), 1)
+        if not isinstance(choice.get("text"), str):
+            raise EnvironmentProblem("the endpoint gives no text", where=self.url)
+        return str(choice["text"])
+
+    def _choices(self, answer: Any, count: int) -> list[dict[str, Any]]:
+        found = answer.get("choices") if isinstance(answer, dict) else None
+        if not isinstance(found, list) or len(found) != count or not all(isinstance(c, dict) for c in found):
+            raise EnvironmentProblem(f"the endpoint does not give {count} choices", where=self.url)
+        return sorted(found, key=lambda choice: choice.get("index", 0))
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _all(self, questions: Sequence[Q], answer: Callable[[Q], A]) -> Iterator[A]:
+        """Answers as they come. If one fails, those under way are awaited and given before the error is raised."""
+        failed: list[BaseException] = []
+
+        def attempt(question: Q) -> A | None:
+            if failed:
+                return None
+            try:
+                return answer(question)
+            except BaseException as error:
+                failed.append(error)
+                return None
+
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            for future in as_completed([pool.submit(attempt, question) for question in questions]):
+                if (found := future.result()) is not None:
+                    yield found
+        if failed:
+            raise failed[0]
+
+    def lm(self, *, cache: Path | None = None, on_progress: OnProgress = lambda _: None) -> TemplateLM:
+        from ..harness.lm_eval_model import HarnessModel
+
+        return HarnessModel(self, cache=cache, on_progress=on_progress)
