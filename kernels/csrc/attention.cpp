@@ -62,16 +62,15 @@ QK_EXPORT int qk_index_scores(int isa, const QkIndexScores* call, int threads) {
     return ops ? ops->index_scores(call, threads) : QK_BAD_ARGUMENT;
 }
 
-// The k best of the first lengths[t] of each row of scores [tokens, ...]; out [tokens, k], -1 behind the last.
-QK_EXPORT int qk_index_topk(int, const float* scores, int64_t stride, const int32_t* lengths, int64_t tokens,
-                            int64_t longest, int64_t k, int32_t* out, int threads) {
-    uint32_t* ranks = static_cast<uint32_t*>(malloc(size_t(tokens * longest + 1) * 4));
+QK_EXPORT int qk_index_topk(int, const QkIndexTopk* call, int threads) {
+    const int64_t k = call->k;
+    uint32_t* ranks = static_cast<uint32_t*>(malloc(size_t(call->tokens * call->longest + 1) * 4));
     if (!ranks) return QK_NO_MEMORY;
-    qk_for_each(threads, tokens, 1, [&](int64_t t) {
-        const int64_t n = lengths[t];
-        int32_t* to = out + t * k;
+    qk_for_each(threads, call->tokens, 1, [&](int64_t t) {
+        const int64_t n = call->lengths[t];
+        int32_t* to = call->out + t * k;
         if (n > k) {
-            select(scores + t * stride, n, k, ranks + t * longest, to);
+            select(call->scores + t * call->stride, n, k, ranks + t * call->longest, to);
             return;
         }
         for (int64_t i = 0; i < k; ++i) to[i] = i < n ? int32_t(i) : -1;

@@ -45,6 +45,15 @@ struct QkIndexScores {
     float* out;  // [tokens, longest]
 };
 
+// The k best of the first lengths[t] scores of each row, positions ascending, -1 behind the last.
+struct QkIndexTopk {
+    const float* scores;  // [tokens, longest]
+    int64_t stride;
+    const int32_t* lengths;  // [tokens]
+    int64_t tokens, longest, k;
+    int32_t* out;  // [tokens, k], contiguous
+};
+
 struct QkAttentionOps {
     int (*attention)(const QkAttention*, int threads);
     int (*index_scores)(const QkIndexScores*, int threads);

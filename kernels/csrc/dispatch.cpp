@@ -61,7 +61,7 @@ int with(int isa, const Call& call) {
 }  // namespace
 
 // Raised whenever a signature or struct of any of the headers with a C ABI changes.
-QK_EXPORT int qk_abi_version() { return 4; }
+QK_EXPORT int qk_abi_version() { return 5; }
 
 // 1: built in and supported here. 0: not supported by this processor. -1: not in this build.
 QK_EXPORT int qk_isa_state(int isa) { return !is_built(isa) ? -1 : processor_has(isa); }

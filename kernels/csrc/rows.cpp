@@ -15,10 +15,16 @@ const QkRowOps* ops_of(int isa) {
 
 }  // namespace
 
-QK_EXPORT int qk_rms_norm(int isa, const QkNorm* call, float epsilon, int threads) {
+QK_EXPORT int qk_rms_norm(int isa, const QkNorm* call, int threads) {
     const QkRowOps* ops = ops_of(isa);
     if (!ops) return QK_BAD_ARGUMENT;
-    ops->norm(call, epsilon, threads);
+    ops->norm(call, threads);
+    return QK_OK;
+}
+QK_EXPORT int qk_add(int isa, const QkAdd* call, int threads) {
+    const QkRowOps* ops = ops_of(isa);
+    if (!ops) return QK_BAD_ARGUMENT;
+    ops->add(call, threads);
     return QK_OK;
 }
 QK_EXPORT int qk_rotate(int isa, const QkRotate* call, int threads) {

@@ -12,7 +12,15 @@ struct QkNorm {
     const uint16_t* x;  // bf16 [rows, columns]
     int64_t stride, rows, columns;
     const float* weight;  // [columns]
-    uint16_t* out;        // bf16 [rows, columns], contiguous
+    double epsilon;
+    uint16_t* out;  // bf16 [rows, columns], contiguous
+};
+
+// out = bf16(a + b), all contiguous.
+struct QkAdd {
+    const uint16_t *a, *b;
+    int64_t count;
+    uint16_t* out;
 };
 
 // The first 2 * pairs columns of every head are rotated by the token's angles, the others pass.
@@ -28,7 +36,8 @@ struct QkRotate {
 };
 
 struct QkRowOps {
-    void (*norm)(const QkNorm*, float epsilon, int threads);
+    void (*norm)(const QkNorm*, int threads);
+    void (*add)(const QkAdd*, int threads);
     void (*rotate)(const QkRotate*, int threads);
 };
 

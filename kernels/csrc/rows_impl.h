@@ -45,13 +45,21 @@ float sum_of_squares(const uint16_t* x, int64_t n) {
 
 int64_t rows_of_a_task(int64_t columns) { return columns < TASK ? TASK / (columns < 1 ? 1 : columns) : 1; }
 
-void norm(const QkNorm* call, float epsilon, int threads) {
+void norm(const QkNorm* call, int threads) {
     const int64_t n = call->columns;
+    const float epsilon = float(call->epsilon);
     qk_for_each(threads, call->rows, rows_of_a_task(n), [&](int64_t r) {
         const uint16_t* x = call->x + r * call->stride;
         uint16_t* out = call->out + r * n;
         const float by = 1.0f / sqrtf(sum_of_squares(x, n) / float(n) + epsilon);
         for (int64_t i = 0; i < n; ++i) out[i] = to_bf16(call->weight[i] * from_bf16(to_bf16(from_bf16(x[i]) * by)));
+    });
+}
+
+void add(const QkAdd* call, int threads) {
+    qk_for_each(threads, (call->count + TASK - 1) / TASK, 1, [&](int64_t task) {
+        const int64_t first = task * TASK, last = first + TASK < call->count ? first + TASK : call->count;
+        for (int64_t i = first; i < last; ++i) call->out[i] = to_bf16(from_bf16(call->a[i]) + from_bf16(call->b[i]));
     });
 }
 
@@ -81,6 +89,6 @@ void rotate(const QkRotate* call, int threads) {
     });
 }
 
-const QkRowOps OPS = {norm, rotate};
+const QkRowOps OPS = {norm, add, rotate};
 
 }  // namespace

@@ -23,7 +23,7 @@ from typing import Any
 
 ENV_ISA = "QUANTKIT_CPU_ISA"
 ISA_LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # the numbers of quantkit_kernels.h
-ABI_VERSION = 4
+ABI_VERSION = 5
 LIBRARY_NAME = "libquantkit_kernels.so"  # on every platform: setup.py names it
 _declared: set[str] = set()
 _declaring = threading.Lock()

@@ -9,8 +9,8 @@ a GPU a wait for the stream in every call, on a CPU some microseconds. A step us
 
 An operation then compares only what it can without reading: layout, size of the pool, shapes, and that it is
 given the tensors of the table (``table.lengths``, ``.cu_queries``, ``.rows``, ``.visible``) and no others. They
-are copies, so that whoever reuses his own buffers can't move a checked page; do not write to them. Left out:
-``indices`` and the lengths of ``index_topk`` are still read, because every layer has its own.
+are copies, so that whoever reuses his own buffers can't move a checked page; do not write to them. ``index_topk``
+of a table gives positions that attention need not read either.
 
 Legend: R requests, P entries of a row of the table, N pages, S tokens in a page, T query tokens.
 """

@@ -12,11 +12,14 @@ the batch. NaN and Inf propagate to the rows that see them and to no other.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from . import check, table
-from .checked_table import CheckedTable
+from .checked_table import CheckedTable, ChosenPositions
 from .choice import implementation
 from .pages import LATENT, ROPE, MlaLayout
 
@@ -30,7 +33,7 @@ def mla_decode(
     lengths: Tensor,
     *,
     scale: float,
-    indices: Tensor | None = None,
+    indices: Tensor | ChosenPositions | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of one query token per request.
@@ -44,7 +47,8 @@ def mla_decode(
         lengths: int32 ``[R]``, tokens of each context, the query's own included.
         scale: factor of the scores; finite.
         indices: int32 ``[R, K]``, rows contiguous: the positions to attend to, each below the request's length, -1
-            for none; a position given twice counts twice. None: all.
+            for none; a position given twice counts twice. Or what ``index_topk`` chose by this very
+            table. None: all.
         out: where to write; must not overlap an input.
 
     Returns:
@@ -56,12 +60,13 @@ def mla_decode(
     """
     MlaLayout.expect(layout)
     scale = check.factor("scale", scale)
+    given = block_table
     block_table, found = table.context(block_table, lengths, layout, pages)
     _query(query_latent, query_rope, pages, block_table.shape[0])
     inputs = [*_inputs(query_latent, query_rope, pages), ("block_table", block_table), ("lengths", lengths)]
-    if indices is not None:
-        table.indices(indices, block_table.shape[0], found, pages)
-        inputs.append(("indices", indices))
+    positions = _positions(indices, given, block_table.shape[0], found, pages)
+    if positions is not None:
+        inputs.append(("indices", positions))
     out = check.output("out", out, query_latent, tuple(query_latent.shape), *inputs)
     if query_latent.numel():
         implementation("mla", query_latent).mla_decode(
@@ -72,7 +77,7 @@ def mla_decode(
             block_table,
             lengths,
             scale=scale,
-            indices=indices,
+            indices=positions,
             out=out,
         )
     return out
@@ -90,7 +95,7 @@ def mla_prefill(
     scale: float,
     fresh_latent: Tensor | None = None,
     fresh_rope: Tensor | None = None,
-    indices: Tensor | None = None,
+    indices: Tensor | ChosenPositions | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a chunk of query tokens per request: the last tokens of its context.
@@ -127,14 +132,14 @@ def mla_prefill(
             check.shape(name, fresh, tokens, columns)
             check.same_device(name, fresh, pages)
             inputs.append((name, fresh))
-    rows = query_latent.shape[0]
+    rows, given = query_latent.shape[0], block_table
     block_table, found = table.prefill(
         block_table, cu_queries, lengths, layout, pages, rows, is_fresh=fresh_latent is not None
     )
     inputs += [("block_table", block_table), ("cu_queries", cu_queries), ("lengths", lengths)]
-    if indices is not None:
-        table.indices(indices, rows, found, pages)
-        inputs.append(("indices", indices))
+    positions = _positions(indices, given, rows, found, pages)
+    if positions is not None:
+        inputs.append(("indices", positions))
     out = check.output("out", out, query_latent, tuple(query_latent.shape), *inputs)
     if query_latent.numel():
         implementation("mla", query_latent).mla_prefill(
@@ -148,10 +153,27 @@ def mla_prefill(
             scale=scale,
             fresh_latent=fresh_latent,
             fresh_rope=fresh_rope,
-            indices=indices,
+            indices=positions,
             out=out,
         )
     return out
+
+
+def _positions(
+    indices: Tensor | ChosenPositions | None,
+    given: Tensor | CheckedTable,
+    rows: int,
+    limits: NDArray[Any],
+    pages: Tensor,
+) -> Tensor | None:
+    """``indices`` by their numbers, read unless they were chosen by the table ``given``."""
+    if isinstance(indices, ChosenPositions):
+        if indices.table is given:
+            return indices.positions
+        indices = indices.positions
+    if indices is not None:
+        table.indices(indices, rows, limits, pages)
+    return indices
 
 
 def _query(query_latent: Tensor, query_rope: Tensor, pages: Tensor, rows: int | None) -> None:

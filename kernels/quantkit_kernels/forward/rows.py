@@ -40,6 +40,28 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return out
 
 
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """``a + b`` in bfloat16, with torch's bits.
+
+    Args:
+        a, b: bfloat16 of one shape.
+
+    Returns:
+        bfloat16, contiguous.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; it is named.
+    """
+    check.tensor("a", a, torch.bfloat16)
+    check.tensor("b", b, torch.bfloat16)
+    check.shape("b", b, *a.shape)
+    check.same_device("b", b, a)
+    out = a.new_empty(a.shape)
+    if a.numel():
+        implementation("rows", a).add(a.contiguous(), b.contiguous(), out)
+    return out
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, is_interleaved: bool) -> Tensor:
     """Rotates the first 2 P columns of every head by the token's angles; the others pass.
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quantkit_kernels.forward.checked_table import CheckedSlots, CheckedTable
+from quantkit_kernels.forward.checked_table import CheckedSlots, CheckedTable, ChosenPositions
 
 from ..phase import Phase
 from .pages import PageKind, Pool
@@ -49,6 +49,7 @@ class StepContext:
         visible: int32 ``[T]``, tokens that each token sees, itself included: positions + 1.
         is_single: every sequence has one token.
         angles: of the positions by the model's rotary embedding, for ``rope.rotate_halves`` and ``rotate_pairs``.
+        longest: of ``lengths``.
         topk: int32 ``[T, K]``, positions ascending, then -1: what the latest layer with an indexer chose; layers
             that share it read it. None before, and where it chose all positions.
         checked: None before the first layer.
@@ -64,7 +65,8 @@ class StepContext:
     visible: Tensor
     is_single: bool
     angles: Angles
-    topk: Tensor | None = None
+    longest: int
+    topk: Tensor | ChosenPositions | None = None
     checked: CheckedStep | None = None
 
 

@@ -93,7 +93,8 @@ def _layer(spec: ModelSpec, family: Family, weights: Scope, number: int, ops: Op
     )
     attention = _attention(spec, weights.below("self_attn"), number, ops)
     block = weights.below(family.expert_paths[0])
-    return Layer(before, attention, behind, _feed_forward(spec, family, block, ops, is_sparse=is_sparse))
+    feed_forward = _feed_forward(spec, family, block, ops, is_sparse=is_sparse)
+    return Layer(before, attention, behind, feed_forward, ops)
 
 
 def _attention(spec: ModelSpec, weights: Scope, number: int, ops: Ops) -> Attention:

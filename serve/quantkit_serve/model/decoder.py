@@ -28,10 +28,12 @@ class Layer:
     attention: Attention
     feed_forward_norm: RmsNorm
     feed_forward: FeedForward
+    ops: Ops
 
     def forward(self, hidden: Tensor, step: StepContext, pools: Sequence[Pool]) -> Tensor:
-        hidden = hidden + self.attention.forward(self.attention_norm(hidden), step, pools)
-        return hidden + self.feed_forward.forward(self.feed_forward_norm(hidden), step.phase)
+        add = self.ops.add
+        hidden = add(hidden, self.attention.forward(self.attention_norm(hidden), step, pools))
+        return add(hidden, self.feed_forward.forward(self.feed_forward_norm(hidden), step.phase))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..phase import Phase
-from .elementwise import sigmoid
 from .ops import Ops
 from .spec import RouterSpec
 from .weights import Dual, ExpertSet, Stored
@@ -52,22 +51,7 @@ class Router:
         """Ids int64 ``[T, K]`` and weights float32 ``[T, K]``."""
         spec = self._spec
         logits = self._ops.float_linear(hidden, self._weight[phase])
-        scores = logits.softmax(-1) if spec.kind == "softmax" else sigmoid(logits)
-        choice = scores if self._correction is None else scores + self._correction
-        if spec.num_groups > 1:
-            choice = self._eligible(choice)
-        ids = choice.topk(spec.top_k, -1).indices
-        weights = scores.gather(1, ids)
-        if spec.normalizes:
-            weights = weights / (weights.sum(-1, keepdim=True) + spec.epsilon)
-        return ids, weights * spec.scaling
-
-    def _eligible(self, choice: Tensor) -> Tensor:
-        """Experts outside of the best groups at -inf; a group is as good as the sum of its two best."""
-        grouped = choice.view(len(choice), self._spec.num_groups, -1)
-        best = grouped.topk(2, -1).values.sum(-1).topk(self._spec.topk_groups, -1).indices
-        keeps = torch.zeros(grouped.shape[:2], dtype=torch.bool).scatter_(1, best, True)
-        return grouped.masked_fill(~keeps[..., None], -torch.inf).view_as(choice)
+        return self._ops.route(logits, spec, self._correction)
 
 
 class MixtureOfExperts:
@@ -79,4 +63,6 @@ class MixtureOfExperts:
     def forward(self, hidden: Tensor, phase: Phase) -> Tensor:
         ids, weights = self._router(hidden, phase)
         routed = self._ops.experts(hidden, ids, weights, self._experts[phase])
-        return routed if self._shared is None else routed + self._shared.forward(hidden, phase)
+        if self._shared is None:
+            return routed
+        return self._ops.add(routed, self._shared.forward(hidden, phase))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from quantkit.errors import SourceError
+from quantkit_kernels.forward.checked_table import ChosenPositions
 
 from ..phase import Phase
 from .attention import StepContext
@@ -33,6 +34,7 @@ from .rope import Angles, rotate_halves, rotate_pairs
 from .weights import Dual, Linear, Weights
 
 IndexerType = Literal["full", "shared"]
+Chosen = Tensor | ChosenPositions | None
 
 _EPSILON = 1e-6  # of the keys' norm, in every implementation
 
@@ -106,7 +108,7 @@ class Indexer:
         # Positive, so relu lets both through: that of the scores and that of the sum over heads.
         self._factor = spec.head_dim**-0.5 * spec.heads**-0.5
 
-    def choose(self, hidden: Tensor, query_latent: Tensor, step: StepContext, pool: Pool) -> Tensor | None:
+    def choose(self, hidden: Tensor, query_latent: Tensor, step: StepContext, pool: Pool) -> Chosen:
         """Stores the run's keys and chooses.
 
         Args:
@@ -122,7 +124,7 @@ class Indexer:
         key = ops.linear(hidden, self._key[phase])
         key = torch.nn.functional.layer_norm(key, (spec.head_dim,), *self._norm, _EPSILON)
         ops.store_index(self._rotated(key, step.angles), pool, step)
-        longest = int(step.lengths.max())
+        longest = step.longest
         if longest <= spec.top_k and phase is Phase.DECODE:
             return None
         if longest <= spec.top_k:

@@ -14,18 +14,22 @@ from torch import Tensor
 from quantkit.errors import UnsupportedError
 from quantkit_kernels.forward import cache, gqa, index, mla
 from quantkit_kernels.forward.checked import checked_decode, checked_prefill, checked_slots
+from quantkit_kernels.forward.checked_table import ChosenPositions
 from quantkit_kernels.forward.experts import moe_fp8, moe_int4
 from quantkit_kernels.forward.linear import fp8_linear, int4_linear
 from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, ROPE, GqaLayout, IndexLayout, MlaLayout
 from quantkit_kernels.forward.plain import plain_linear, plain_linears
+from quantkit_kernels.forward.route import route
+from quantkit_kernels.forward.rows import add
+from quantkit_kernels.forward.twin.elementwise import silu
 from quantkit_kernels.forward.twin.linear import dequantize
 from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
 
 from ..config import CacheConfig, ModelConfig
 from ..phase import Phase
 from .attention import CheckedStep, StepContext
-from .elementwise import silu
 from .pages import GqaPages, Layout, MlaPages, PageKind, Pool
+from .spec import RouterSpec
 from .weights import ExpertSet, Linear, PlainWeight, Stored
 
 _E4M3_MAX = 448.0
@@ -67,6 +71,16 @@ class KernelOps:
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
         return plain_linears(x, weight)
 
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return add(a, b)
+
+    def route(self, logits: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        return route(
+            logits, spec.top_k, is_softmax=spec.kind == "softmax", correction=correction,
+            num_groups=spec.num_groups, topk_groups=spec.topk_groups, normalizes=spec.normalizes,
+            epsilon=spec.epsilon, scaling=spec.scaling,
+        )  # fmt: skip
+
     def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
         fused = experts.fused
         if fused is None or (self._rounds_inputs and isinstance(fused.gate[0], Fp8Weight)):
@@ -103,7 +117,7 @@ class KernelOps:
     ) -> Tensor:
         pages, layout = pool
         assert isinstance(layout, GqaLayout)  # our invariant: ``layout`` made it
-        checked = self._checked(step, pages)
+        checked = self.checked(step, pages)
         table = checked.table
         cache.store_gqa(pages, layout, checked.slots, key, value)
         if table.cu_queries is None:
@@ -131,7 +145,7 @@ class KernelOps:
         columns, indices = query_latent.shape[-1], step.topk if is_sparse else None
         query_latent, query_rope = _padded(query_latent, LATENT), _padded(query_rope, ROPE)
         latent, rope = _padded(latent, LATENT), _padded(rope, ROPE)
-        checked = self._checked(step, pages)
+        checked = self.checked(step, pages)
         table = checked.table
         cache.store_mla(pages, layout, checked.slots, latent, rope)
         if table.cu_queries is None:
@@ -149,19 +163,19 @@ class KernelOps:
     def store_index(self, key: Tensor, pool: Pool, step: StepContext) -> None:
         pages, layout = pool
         assert isinstance(layout, IndexLayout)  # our invariant: ``layout`` made it
-        cache.store_index_keys(pages, layout, self._checked(step, pages).slots, _padded(key, INDEX_DIM))
+        cache.store_index_keys(pages, layout, self.checked(step, pages).slots, _padded(key, INDEX_DIM))
 
-    def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> Tensor:
+    def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> ChosenPositions:
         pages, layout = pool
         assert isinstance(layout, IndexLayout)  # our invariant: ``layout`` made it
-        keys = self._checked(step, pages).keys
+        keys = self.checked(step, pages).keys
         scores = index.index_scores(
             _padded(query, INDEX_DIM), head_weights, pages, layout, keys, keys.rows, keys.visible
         )
-        return index.index_topk(scores, keys.visible, min(k, scores.shape[1]))
+        return index.index_topk(scores, keys, min(k, scores.shape[1]))
 
-    def _checked(self, step: StepContext, pages: Tensor) -> CheckedStep:
-        """Once for all layers, whose pools have the same pages."""
+    def checked(self, step: StepContext, pages: Tensor) -> CheckedStep:
+        """Once for all layers, whose pools have the same ``pages``."""
         if step.checked is None:
             size, count = self._page_size, len(pages)
             slots = checked_slots(step.slots, page_size=size, num_pages=count)

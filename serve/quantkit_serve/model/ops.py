@@ -17,8 +17,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quantkit_kernels.forward.checked_table import ChosenPositions
+
 from .attention import StepContext
 from .pages import Layout, PageKind, Pool
+from .spec import RouterSpec
 from .weights import ExpertSet, Linear, Stored
 
 
@@ -40,6 +43,16 @@ class Ops(Protocol):
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
         """``x[t, h] weight[h]^T``: x ``[T, H, I]`` (any strides), weight ``[H, O, I]``, contiguous rows."""
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """``a + b``, both of ``dtype`` and one shape."""
+
+    def route(self, logits: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Ids int64 ``[T, K]`` and weights float32 ``[T, K]`` of a router's logits, float32 ``[T, E]``.
+
+        Args:
+            correction: float32 ``[E]``, added to the scores for the choice only.
+        """
 
     def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
         """Sum over a token's experts of weight * SwiGLU; x ``[T, I]``, ids int64 ``[T, K]``, weights float32."""
@@ -78,7 +91,9 @@ class Ops(Protocol):
     def store_index(self, key: Tensor, pool: Pool, step: StepContext) -> None:
         """Stores the run's index keys ``[T, D]``, rotated."""
 
-    def index(self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int) -> Tensor:
+    def index(
+        self, query: Tensor, head_weights: Tensor, pool: Pool, step: StepContext, k: int
+    ) -> Tensor | ChosenPositions:
         """Positions chosen by the DSA indexer: int32 ``[T, K]``, ascending, then -1; K = k or the longest context.
 
         score(t, s) = sum over heads of head_weights[t, h] * relu(query[t, h] . key[s]). Keys are read from the

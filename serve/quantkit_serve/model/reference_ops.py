@@ -15,14 +15,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quantkit_kernels.forward.twin.elementwise import silu
 from quantkit_kernels.forward.twin.index import index_topk
 from quantkit_kernels.forward.twin.linear import dequantize
+from quantkit_kernels.forward.twin.route import route
 
 from ..config import CacheConfig, ModelConfig
 from ..phase import Phase
 from .attention import StepContext
-from .elementwise import silu
 from .pages import GqaPages, Layout, MlaPages, PageKind, Pool
+from .spec import RouterSpec
 from .weights import ExpertSet, Linear, PlainWeight, Stored
 
 
@@ -74,6 +76,16 @@ class ReferenceOps:
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._by_token(lambda rows: torch.einsum("thi,hoi->tho", rows, weight), x)
 
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def route(self, logits: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        ids = torch.empty((len(logits), spec.top_k), dtype=torch.int64)
+        weights = torch.empty(ids.shape)
+        is_softmax, groups = spec.kind == "softmax", (spec.num_groups, spec.topk_groups)
+        route(logits, is_softmax, correction, *groups, spec.normalizes, spec.epsilon, spec.scaling, ids, weights)
+        return ids, weights
+
     def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
         total = torch.zeros_like(x)
         for expert in sorted(set(topk_ids.flatten().tolist())):
@@ -119,7 +131,7 @@ class ReferenceOps:
         out = torch.empty_like(query_latent)
         for tokens, context in self._stored(torch.cat([latent, rope], -1), pool, step):
             mask = _causal(tokens, step, len(context))
-            if is_sparse and step.topk is not None:
+            if is_sparse and isinstance(step.topk, Tensor):
                 chosen = torch.zeros(mask.shape[0], mask.shape[1] + 1, dtype=torch.bool)
                 # -1 falls into the last column.
                 chosen.scatter_(1, step.topk[tokens].long() % chosen.shape[1], True)

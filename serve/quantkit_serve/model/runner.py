@@ -21,8 +21,10 @@ from quantkit.units import format_bytes
 
 from ..batch import Batch, ModelFacts
 from ..config import EngineConfig
+from ..phase import Phase
 from .attention import StepContext
 from .build import build_decoder, build_prediction
+from .indexer import indexer_spec
 from .kernel_ops import KernelOps
 from .loader import Opened, open_weights
 from .ops import Ops
@@ -30,6 +32,7 @@ from .pages import Pool, pools, whole_page_bytes
 from .reference_ops import ReferenceOps
 from .spec import model_spec
 from .step import step_context
+from .taped import TapedDecoder
 
 _SCRIBBLE = 0x35  # bytes that are finite numbers in every layout
 _LAYOUT_VERSION = 1  # of pages.py and of the layouts of quantkit_kernels.forward.pages
@@ -60,6 +63,10 @@ class ModelRunner:
         self._kinds = [layer.attention.kinds for layer in layers]
         self._layouts = [[self._ops.layout(kind) for kind in kinds] for kinds in self._kinds]
         self._hidden: Tensor | None = None  # of the latest step
+        self._taped = None
+        if isinstance(self._ops, KernelOps):
+            indexer = indexer_spec(self._spec.text) if self._spec.shape.mla is not None else None
+            self._taped = TapedDecoder(self._decoder, self._ops, None if indexer is None else indexer.top_k)
         self._pools: list[list[Pool]] | None = None
         self._memory: Tensor | None = None
         derived = sum(layer.attention.derived_bytes for layer in layers)
@@ -107,7 +114,8 @@ class ModelRunner:
         if self._pools is None:
             raise ValueError("allocate comes before the first step")
         pools = self._pools[: len(self._decoder.layers)]
-        hidden = self._decoder.forward(torch.from_numpy(batch.token_ids), self._step(batch), pools)
+        decoder = self._taped if self._taped is not None and batch.phase is Phase.DECODE else self._decoder
+        hidden = decoder.forward(torch.from_numpy(batch.token_ids), self._step(batch), pools)
         self._hidden = None if self._prediction is None else hidden
         return self._decoder.logits(hidden[torch.from_numpy(batch.logit_rows)], batch.phase)
 

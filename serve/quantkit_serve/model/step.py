@@ -41,6 +41,7 @@ def step_context(batch: Batch, page_size: int, vocab_size: int, rope: Rope) -> S
         visible=torch.from_numpy((batch.positions + 1).astype(np.int32)),
         is_single=len(rows) == len(sizes) and bool((sizes == 1).all()),
         angles=rope.angles(positions),
+        longest=int(batch.lengths.max()),
     )
 
 

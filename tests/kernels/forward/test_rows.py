@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantkit_kernels.forward.rows import rms_norm, rotate
+from quantkit_kernels.forward.rows import add, rms_norm, rotate
 from quantkit_kernels.forward.twin import rows as twin
 
 from .made_up import activations
@@ -44,6 +44,15 @@ def test_rotations_have_the_twins_bits(
         assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
 
 
+def test_sums_have_torchs_bits(each_implementation: str) -> None:
+    for shape in ((1, 1), (3, 33), (5, 7, 1000)):
+        a, b = activations(1, *shape), activations(2, *shape)
+        a.view(-1)[0], b.view(-1)[-1] = torch.inf, torch.nan
+        assert torch.equal(add(a, b).nan_to_num(), (a + b).nan_to_num())
+    x = activations(3, 8, 6)
+    assert torch.equal(add(x.t(), x.t()), (x + x).t())
+
+
 def test_a_rotation_turns_pairs(each_implementation: str) -> None:
     """By a right angle (x, y) becomes (-y, x); a plain loop says which columns are pairs."""
     x = torch.arange(1.0, 11.0).bfloat16().view(1, 1, 10)
@@ -76,6 +85,8 @@ def test_wrong_arguments_are_named() -> None:
         (lambda: rms_norm(x, torch.ones(8).bfloat16(), 1e-6), TypeError, "weight must be float32"),
         (lambda: rms_norm(x, torch.ones(8), float("nan")), ValueError, "epsilon must be a finite"),
         (lambda: rms_norm(x, torch.ones(8), "1"), TypeError, "epsilon must be a number"),  # type: ignore[arg-type]
+        (lambda: add(x, x[:2]), ValueError, "b must be of shape"),
+        (lambda: add(x, x.float()), TypeError, "b must be bfloat16"),
         (lambda: rotate(x, cos, sin, is_interleaved=True), ValueError, "x must have 3 dimensions"),
         (lambda: rotate(x[:, None], cos[:3], sin, is_interleaved=True), ValueError, "cos must be of shape"),
         (lambda: rotate(x[:, None], cos, sin[:, :1], is_interleaved=True), ValueError, "sin must be of shape"),

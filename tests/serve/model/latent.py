@@ -13,6 +13,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Attention, DeepseekV32RotaryEmbedding
 from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaAttention, GlmMoeDsaRotaryEmbedding
 
+from quantkit_kernels.forward.checked_table import ChosenPositions
 from quantkit_serve.config import CacheConfig, ModelConfig
 from quantkit_serve.model.attention import StepContext
 from quantkit_serve.model.kernel_ops import KernelOps
@@ -129,7 +130,8 @@ class Ours:
         outputs = []
         for number, (layer, own) in enumerate(zip(self.layers, self._pools, strict=True)):
             outputs.append(layer.forward(hidden, step, own))
-            self._chosen[number].append(step.topk)
+            topk = step.topk
+            self._chosen[number].append(topk.positions if isinstance(topk, ChosenPositions) else topk)
         for row, (sequence, count) in enumerate(parts):
             first = int(step.cu_tokens[row])
             sequence.outputs.append([out[first : first + count].float() for out in outputs])
@@ -158,6 +160,7 @@ class Ours:
             visible=(positions + 1).int(),
             is_single=set(counts) == {1},
             angles=self._rope.angles(positions),
+            longest=int(positions.max()) + 1,
         )
 
 

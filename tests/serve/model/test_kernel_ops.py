@@ -55,6 +55,7 @@ def _step(first: int, last: int, phase: Phase) -> StepContext:
         visible=(positions + 1).int(),
         is_single=count == 1,
         angles=Angles(torch.ones(count, 1), torch.zeros(count, 1)),
+        longest=last,
     )
 
 

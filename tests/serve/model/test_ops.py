@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import quantkit_kernels as kernels
+from quantkit_kernels.forward.twin.elementwise import sigmoid, silu
 from quantkit_kernels.forward.weights import Fp8Weight, Int4Weight
 from quantkit_serve.config import CacheConfig, ModelConfig
-from quantkit_serve.model.elementwise import sigmoid, silu
 from quantkit_serve.model.kernel_ops import KernelOps, round_e4m3
 from quantkit_serve.model.pages import GqaPages, pools, whole_page_bytes
 from quantkit_serve.model.reference_ops import ReferenceOps

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
-from typing import Any
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from .call import run
+from .call import make
 from .parts import Part, Pool
 
 
@@ -65,11 +64,7 @@ class IndexScores(Structure):
     )
 
 
-_SIGNATURES: dict[str, list[Any]] = {
-    "qk_attention": [POINTER(Attention), c_int],
-    "qk_index_scores": [POINTER(IndexScores), c_int],
-    "qk_index_topk": [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int],
-}
+IndexTopk = c_int64 * 7  # QkIndexTopk
 
 
 def packed(value: Tensor) -> Tensor:
@@ -129,15 +124,14 @@ def attend(
         scale=scale,
         out=out.data_ptr(),
     )
-    run(_SIGNATURES, "qk_attention", byref(call), torch.get_num_threads())
+    make("qk_attention", call)
 
 
 def index_scores(call: IndexScores) -> None:
-    run(_SIGNATURES, "qk_index_scores", byref(call), torch.get_num_threads())
+    make("qk_index_scores", call)
 
 
 def index_topk(scores: Tensor, lengths: Tensor, k: int, out: Tensor) -> None:
     limits = lengths.contiguous()
-    sizes = (scores.shape[0], scores.shape[1], k)
-    at = (scores.data_ptr(), scores.stride(0), limits.data_ptr(), *sizes, out.data_ptr())
-    run(_SIGNATURES, "qk_index_topk", *at, torch.get_num_threads())
+    call = IndexTopk(scores.data_ptr(), scores.stride(0), limits.data_ptr(), *scores.shape, k, out.data_ptr())
+    make("qk_index_topk", call)

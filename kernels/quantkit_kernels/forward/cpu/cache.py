@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quantkit_kernels.forward.pages import GqaLayout, IndexLayout, MlaLayout, PageLayout
 
-from .call import run
+from .call import make, run
 from .parts import Part, Pool, gqa_parts, index_part, mla_parts, pool
 
 
@@ -46,7 +46,6 @@ class Gather(Structure):
 
 
 _SIGNATURES: dict[str, list[Any]] = {
-    "qk_cache_store": [POINTER(Store), c_int],
     "qk_cache_gather": [POINTER(Gather), c_int],
     "qk_cache_copy": [POINTER(Pool), c_int64, c_void_p, c_void_p, c_int64, c_int],
 }
@@ -106,7 +105,7 @@ def _store(pages: Tensor, layout: PageLayout, part: Part, slots: Tensor, values:
         values.stride(1),
         len(values),
     )
-    run(_SIGNATURES, "qk_cache_store", byref(call), torch.get_num_threads())
+    make("qk_cache_store", call)
 
 
 def _gather(

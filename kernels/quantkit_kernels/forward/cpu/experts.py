@@ -7,12 +7,10 @@ from ctypes import c_int64
 import torch
 from torch import Tensor
 
-from quantkit_kernels.forward import choice
 from quantkit_kernels.forward.check import expert_ids
 from quantkit_kernels.forward.weights import Experts, Fp8Weight, Int4Weight
 
-from .call import fail
-from .linear import function
+from .call import fail, status_of
 
 Call = c_int64 * 20  # QkExperts of matmul.h: numbers and addresses of eight bytes each
 BAD_ID = 5
@@ -54,7 +52,7 @@ def _moe(
         *topk_weights.stride(),
         out.data_ptr(),
     )
-    status = function(choice.library(), "qk_experts")(call, torch.get_num_threads())
+    status = status_of("qk_experts", call)
     if status == BAD_ID:
         expert_ids("topk_ids", topk_ids, experts.num_experts)
     if status:

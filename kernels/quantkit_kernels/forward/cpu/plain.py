@@ -10,10 +10,7 @@ from ctypes import c_int64
 import torch
 from torch import Tensor
 
-from quantkit_kernels.forward import choice
-
-from .call import fail
-from .linear import function
+from .call import make
 
 Call = c_int64 * 14  # QkPlainLinear
 
@@ -25,6 +22,4 @@ def plain_linears(x: Tensor, weight: Tensor, out: Tensor) -> None:
         x.data_ptr(), x.stride(1), x.stride(0), rows,
         out.dtype is torch.float32, out.data_ptr(), out.stride(1), out.stride(0),
     )  # fmt: skip
-    status = function(choice.library(), "qk_plain_linear")(call, torch.get_num_threads())
-    if status:
-        fail("qk_plain_linear", status)
+    make("qk_plain_linear", call)

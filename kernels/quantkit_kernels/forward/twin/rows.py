@@ -12,6 +12,10 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> None:
     out.copy_(weight * wide.to(x.dtype))
 
 
+def add(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.add(a, b, out=out)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool, out: Tensor) -> None:
     pairs = cos.shape[1]
     rotary, cos, sin = x[..., : 2 * pairs].float(), cos[:, None], sin[:, None]
