@@ -2,8 +2,9 @@
 
     python bench/run_all.py --out DIR
 
-Each script writes DIR/<name>.json (kernels/run and serve/run: DIR/kernels.json and DIR/serve.json with a table
-each); the exit code is 1 if a script failed or a stated target was missed.
+Each script writes DIR/<name>.json (eval/calibration: DIR/eval-calibration.json; kernels/run and serve/run:
+DIR/kernels.json and DIR/serve.json with a table each); the exit code is 1 if a script failed or a stated target
+was missed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 SCRIPTS = (
     "bench_plan", "bench_convert", "bench_quality", "bench_engines", "bench_few_tokens", "bench_gptq",
-    "bench_calibrated", "kernels/run", "serve/run",
+    "bench_calibrated", "eval/calibration", "kernels/run", "serve/run",
 )  # fmt: skip
 HERE = Path(__file__).resolve().parent
 
@@ -29,7 +30,7 @@ def main() -> int:
     failed, missed = [], []
     for name in SCRIPTS:
         print(f"== {name}", flush=True)
-        result = out / f"{name.partition('/')[0]}.json"
+        result = out / f"{name.removesuffix('/run').replace('/', '-')}.json"
         if subprocess.run([sys.executable, str(HERE / f"{name}.py"), "--json", str(result)]).returncode:
             failed.append(name)
             continue

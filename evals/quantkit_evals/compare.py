@@ -124,7 +124,7 @@ class _Comparing:
             p_value=None if is_pair else self._p_value(difference, changed),
             p_adjusted=None,
             recovery=recovery,
-            ratio=None if ratios is None else math.exp(difference.value),
+            ratio=None if ratios is None else _power_of_e(difference.value),
             ratio_interval=ratios,
             flips=changed,
             non_inferiority=None if changed is None else self._non_inferiority(difference.value, interval),
@@ -138,7 +138,7 @@ class _Comparing:
         """In the metric's own unit: of a perplexity the exponential, its error by the delta method."""
         if self.metric.kind != "perplexity":
             return score
-        value = math.exp(score.value)
+        value = _power_of_e(score.value)
         return Score(value, value * score.stderr)
 
     def _widened(self, narrow: Interval, difference: Score) -> Interval:
@@ -178,11 +178,8 @@ class _Comparing:
         if self.metric.is_of_pair:
             return None, None
         if self.metric.kind == "perplexity":
-            ratios = _exp(interval)
-            return (
-                math.exp(baseline.value - candidate.value),
-                Interval(1 / ratios.high if ratios.high else math.inf, 1 / ratios.low if ratios.low else math.inf),
-            )
+            inverse = _exp(Interval(-interval.high, -interval.low))
+            return _power_of_e(baseline.value - candidate.value), inverse
         if not self.metric.is_higher_better or baseline.value <= 0:
             return None, None
         found = self._bca(lambda s: (s[..., 0] + s[..., 1]) / s[..., 1])
@@ -214,4 +211,12 @@ def _are_shares(values: Floats) -> bool:
 
 
 def _exp(interval: Interval) -> Interval:
-    return Interval(math.exp(interval.low), math.exp(interval.high) if interval.high < 700 else math.inf)
+    return Interval(_power_of_e(interval.low), _power_of_e(interval.high))
+
+
+def _power_of_e(value: float) -> float:
+    """Infinite where it is too large for a number: a model that broke altogether should be told, not crash."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

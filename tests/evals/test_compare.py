@@ -16,6 +16,7 @@ import statsmodels.api as sm
 from quantkit.errors import UsageError
 from quantkit_evals.compare import compare
 from quantkit_evals.comparison import Comparison, Interval, MetricComparison, Verdict
+from quantkit_evals.gate import Gate, judge
 from quantkit_evals.run import Metric, Run, Skipped
 from tests.evals.runs import ACC, KL, PERPLEXITY, items, run, task
 
@@ -104,6 +105,20 @@ def test_perplexity_by_hand() -> None:
         * math.sqrt(120 / 119)
     )
     assert found.flips is None is found.non_inferiority
+
+
+def test_a_model_that_broke_altogether_is_told() -> None:
+    """A perplexity beyond any number: infinite, never a crash, and any limit fails."""
+    base, cand = (
+        run(name, [task("text", PERPLEXITY)], items("text", {"perplexity": [nats + i for i in range(60)]}))
+        for name, nats in (("base", 3.0), ("cand", 5000.0))
+    )
+    found = only(compare(base, cand))
+    assert found.candidate.value == found.ratio == found.ratio_interval.low == math.inf
+    assert found.recovery == found.recovery_interval.high == 0
+    rule = {"metric": "text.perplexity", "max_ratio": 1.01}
+    gate = Gate.model_validate({"schema_version": 1, "name": "g", "rules": [rule]})
+    assert judge(gate, compare(base, cand)).verdict is Verdict.FAIL
 
 
 def test_a_metric_of_the_pair_needs_no_figures_of_the_baseline() -> None:
