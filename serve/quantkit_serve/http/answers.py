@@ -1,15 +1,16 @@
 """The engine's outputs for one HTTP request: one or several answers at once, in the order in which they grow.
 
-Each answer has a task that moves its outputs into one queue. Leaving, for whatever reason, ends all of them in the
-engine: ``close`` must be called in any case.
+A single answer is read as the engine gives it; of several, each has a task that moves its outputs into one queue.
+Leaving, for whatever reason, ends all of them in the engine: ``close`` must be called in any case.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..refusal import Refused
 from ..request import FinishReason, Output, Request, TokenLogprob
@@ -54,7 +55,8 @@ class Answers:
     def __init__(self, service: Service, requests: Sequence[Request], meter: Meter) -> None:
         self._service, self._requests, self._meter = service, requests, meter
         self._queue: asyncio.Queue[tuple[int, Output | Exception]] = asyncio.Queue()
-        self._first: tuple[int, Output] | None = None
+        self._items: AsyncGenerator[tuple[int, Output], None] | None = None
+        self._first: asyncio.Future[tuple[int, Output]] | None = None
         self._open = set(range(len(requests)))
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -66,11 +68,11 @@ class Answers:
         """
         try:
             outputs = [self._service.submit(request) for request in self._requests]
-            self._tasks = [asyncio.create_task(self._pump(i, o)) for i, o in enumerate(outputs)]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_WAIT_S):  # wait_for can lose a cancellation
-                    item = await self._queue.get()
-                self._first = self._checked(*item)
+            self._items = self._single(outputs[0]) if len(outputs) == 1 else self._merged(outputs)
+            self._first = asyncio.ensure_future(anext(self._items))
+            await asyncio.wait((self._first,), timeout=FIRST_WAIT_S)  # it goes on if it takes longer
+            if self._first.done():
+                self._first.result()
         except BaseException:
             await self.close()
             raise
@@ -81,12 +83,16 @@ class Answers:
         Raises:
             Refused, ApiError: one of them failed.
         """
-        while self._open:
-            item, self._first = self._first, None
-            index, output = item or self._checked(*await self._queue.get())
+        assert self._items is not None and self._first is not None, "begin comes first"
+        item = await self._first
+        while True:
+            index, output = item
             if output.finish is not None:
                 self._open.discard(index)
-            yield index, output
+            yield item
+            if not self._open:
+                return
+            item = await anext(self._items)
 
     async def collected(self) -> list[Answer]:
         """All of them, complete; everything is closed then.
@@ -112,21 +118,44 @@ class Answers:
         for index in self._open:
             self._service.abort(self._requests[index].request_id)
         self._open.clear()
-        for task in self._tasks:
+        tasks: list[asyncio.Future[Any]] = [*self._tasks, *([] if self._first is None else [self._first])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._items is not None:
+            await self._items.aclose()
+
+    async def _single(self, outputs: AsyncIterator[Output]) -> AsyncGenerator[tuple[int, Output], None]:
+        async with aclosing(self._timed(outputs)) as timed:
+            try:
+                async for output in timed:
+                    yield self._checked(0, output)
+            except Refused as refused:
+                raise ApiError.of(refused) from None
+
+    async def _merged(self, outputs: Sequence[AsyncIterator[Output]]) -> AsyncGenerator[tuple[int, Output], None]:
+        self._tasks = [asyncio.create_task(self._pump(i, o)) for i, o in enumerate(outputs)]
+        while True:
+            yield self._checked(*await self._queue.get())
 
     async def _pump(self, index: int, outputs: AsyncIterator[Output]) -> None:
+        try:
+            async with aclosing(self._timed(outputs)) as timed:
+                async for output in timed:
+                    self._queue.put_nowait((index, output))
+        except Exception as error:  # goes to the one that reads the queue
+            self._queue.put_nowait((index, error))
+
+    async def _timed(self, outputs: AsyncIterator[Output]) -> AsyncGenerator[Output, None]:
+        """Of one answer, to its end."""
         timer = self._meter.timer()
         try:
             async for output in outputs:
                 timer.add(output)
-                self._queue.put_nowait((index, output))
+                yield output
                 if output.finish is not None:
                     return
             raise RuntimeError("the engine left an answer without an end")
-        except Exception as error:  # goes to the one that reads the queue
-            self._queue.put_nowait((index, error))
         finally:
             if (aclose := getattr(outputs, "aclose", None)) is not None:
                 await aclose()
