@@ -13,7 +13,6 @@ its requests. What else the model raises ends the engine (``loop``).
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -31,9 +30,9 @@ from .answering import Answered, accept_all
 from .batching import Rows, build
 from .choosing import Chosen, choose
 from .counters import Counters
-from .detokenizer import Detokenizer
 from .grammar import Compiler, GrammarFailed, Matcher
 from .injection import Injection
+from .intake import Intake
 from .limits import Limits, num_pages
 from .outputs import mismatch_error, output
 from .scheduler import Plan, Scheduler
@@ -95,8 +94,7 @@ class Engine:
         self.limits = Limits.of(self.facts, config)
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self._runner, self._vocabulary, self._compiler = runner, vocabulary, compiler
-        self._clock = clock
+        self._runner, self._clock = runner, clock
         self._injection = None if fault is None else Injection(fault, scribble or (lambda page: None))
         cache, page_size = config.cache, config.cache.page_size
         self.pool = PagePool(num_pages(self.facts, config), is_tagged=cache.has_tags)
@@ -117,7 +115,7 @@ class Engine:
         entries = -(-min(self.limits.max_model_len, self.limits.max_stored) // page_size)
         self.tables = block_tables(self.pool, config.scheduler.max_num_seqs, entries)
         self._sequences: dict[str, Sequence] = {}
-        self._num_arrived = 0
+        self._intake = Intake(vocabulary, compiler, self._speculation, clock)
         self._counters = Counters(clock())
         runner.allocate(self.pool.num_pages)
 
@@ -142,9 +140,7 @@ class Engine:
         Raises:
             Refused: see ``Compiler.compile``.
         """
-        if self._compiler is None:
-            raise Refused("this server enforces no grammars", param=grammar.param)
-        return self._compiler.compile(grammar)
+        return self._intake.compile(grammar)
 
     def add(self, request: Request, matcher: Matcher | None = None) -> None:
         """Queue a request; ``matcher`` if its grammar has been compiled already.
@@ -153,21 +149,12 @@ class Engine:
             Refused: see ``check`` and ``compile``.
         """
         self.check(request)
-        params = request.params
-        if params.grammar is not None and matcher is None:
-            matcher = self.compile(params.grammar)
+        grammar = request.params.grammar
+        if grammar is not None and matcher is None:
+            matcher = self.compile(grammar)
         with self.lock:
             self.check(request)  # compiling takes time
-            sequence = Sequence(
-                request,
-                arrival=self._num_arrived,
-                seed=secrets.randbits(64) if params.seed is None else params.seed,
-                detokenizer=Detokenizer(self._vocabulary, params.stop),
-                deadline=None if request.deadline_s is None else self._clock() + request.deadline_s,
-                matcher=matcher,
-                is_speculative=self._speculation is not None and self._speculation.takes(params),
-            )
-            self._num_arrived += 1
+            sequence = self._intake.sequence(request, matcher)
             self._sequences[request.request_id] = sequence
             self.scheduler.add(sequence)
 
