@@ -13,6 +13,7 @@ Legend: R requests, P entries of a row of the block table, N pages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import c_char, c_char_p, c_int64, c_void_p, py_object, pythonapi
 from functools import cache
 from typing import Any
@@ -75,6 +76,40 @@ def check_page_tags(
         _check_all(*arrays)  # says which
         raise RuntimeError("qk_check_page_tags refused its arguments: a bug in quantkit_kernels, please report it")
     return np.frombuffer(result, np.bool_)
+
+
+def prepared_check(
+    block_table: I32, expected_pages: I32, expected_tags: U64, pool_tags: U64, counts: I32
+) -> Callable[[], bytearray]:
+    """``check_page_tags`` of these very arrays, whatever they hold at each call, with less Python around it.
+
+    Args, errors: as ``check_page_tags``; the arrays must not be resized.
+
+    Returns:
+        A function that gives a byte for each request, 1 or 0; overwritten by the next call.
+    """
+    arrays = (block_table, expected_pages, expected_tags, pool_tags, counts)
+    _check_all(*arrays)
+    library = _native()
+    if library is None:
+        return lambda: bytearray(check_page_tags_twin(*arrays).tobytes())
+    requests = len(counts)
+    capsules = [array.__array_struct__ for array in arrays]  # kept as long as the pointers into them
+    result = bytearray(requests)
+    function = library.handle.qk_check_page_tags
+    args = (
+        library.level,
+        *[_pointer(c, None) for c in capsules],
+        (c_char * requests).from_buffer(result),
+        requests,
+    )
+
+    def check(held: Any = capsules) -> bytearray:
+        if function(*args):
+            raise RuntimeError("qk_check_page_tags refused arrays that were checked: a bug in quantkit_kernels")
+        return result
+
+    return check
 
 
 def check_page_tags_twin(

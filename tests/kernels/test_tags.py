@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quantkit_kernels import tags
 from quantkit_kernels.library import Library
-from quantkit_kernels.tags import check_page_tags
+from quantkit_kernels.tags import check_page_tags, prepared_check
 
 from .backends import native_levels
 
@@ -64,6 +64,7 @@ def test_any_change_is_seen_where_it_counts(data: st.DataObject) -> None:
         else:
             given_case[4][r] = data.draw(st.sampled_from([-1, entries, entries + 1, 2**31 - 1, -(2**31)]))
     assert check_page_tags(*given_case).tolist() == plainly(*given_case)
+    assert [*map(bool, prepared_check(*given_case)())] == plainly(*given_case)
 
 
 @pytest.mark.parametrize("page", [-1, 10, 2**31 - 1, -(2**31)])

@@ -116,6 +116,12 @@ def _draw(sequence: Sequence, eos: frozenset[int], ahead: int) -> Draw:
 
 
 def _add_logprobs(logits: NDArray[np.float32], chosen: list[Chosen]) -> None:
+    chosen = [
+        one for one in chosen
+        if one.rows.num_prompt or one.rows.run.sequence.request.params.logprobs is not None
+    ]  # fmt: skip
+    if not chosen:
+        return
     places: list[int] = []
     tokens: list[int] = []
     tops: list[int] = []

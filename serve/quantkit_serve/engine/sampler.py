@@ -70,7 +70,12 @@ def sample(logits: F32, draws: Sequence[Draw]) -> list[int | None]:
         logits: float32 ``[n, V]``, finite; left as they are.
         draws: n.
     """
-    changed = [i for i, draw in enumerate(draws) if draw.changes_logits]
+    changed, drawn = [], []
+    for i, draw in enumerate(draws):
+        if draw.changes_logits:
+            changed.append(i)
+        if draw.params.temperature > 0:
+            drawn.append(i)
     if changed:
         logits = logits.copy()
         for i in changed:
@@ -80,8 +85,7 @@ def sample(logits: F32, draws: Sequence[Draw]) -> list[int | None]:
     for i in changed:
         if logits[i, best[i]] == -np.inf:
             tokens[i] = None
-    drawn = [i for i, draw in enumerate(draws) if draw.params.temperature > 0 and tokens[i] is not None]
-    for rows in _blocks(drawn, logits.shape[1]):
+    for rows in _blocks([i for i in drawn if tokens[i] is not None], logits.shape[1]):
         weights = Weights(logits[rows], [draws[i].params.temperature for i in rows])
         for row, i in enumerate(rows):
             tokens[i] = _draw(weights, row, logits[i], draws[i])

@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit_kernels.tags import check_page_tags
+from quantkit_kernels.tags import prepared_check
 
 from .audit import Finding
 from .entries import Entries
@@ -203,8 +203,8 @@ class TagCheck(BlockTables):
 
     def check(self) -> list[Mismatch]:
         self.num_checks += 1
-        is_good = check_page_tags(self._table, *self._expected, self._pool_tags, self.counts)
-        return [] if is_good.all() else self._explain(np.flatnonzero(~is_good).tolist())
+        is_good = self._compare()
+        return self._explain([row for row, good in enumerate(is_good) if not good]) if 0 in is_good else []
 
     def _gather(
         self, slots: list[int], expected_slots: list[int], lengths: list[int], expected_lengths: list[int]
@@ -221,6 +221,7 @@ class TagCheck(BlockTables):
                 pages[row, expected_length : counts[row]] = _NOWHERE
                 tags[row, expected_length : counts[row]] = 0
         self._table, self._expected, self.counts = table, (pages, tags), np.array(counts, np.int32)
+        self._compare = prepared_check(table, pages, tags, self._pool_tags, self.counts)
 
     def _explain(self, rows: list[int]) -> list[Mismatch]:
         (table, counts), (pages, tags) = (self._table, self.counts), self._expected
