@@ -15,7 +15,7 @@ from torch import Tensor
 from . import check, table
 from .checked_table import CheckedSlots, CheckedTable
 from .choice import implementation
-from .pages import INDEX_DIM, LATENT, ROPE, GqaLayout, IndexLayout, MlaLayout, PageLayout
+from .pages import INDEX_DIM, GqaLayout, IndexLayout, MlaLayout, PageLayout
 
 
 def store_gqa(pages: Tensor, layout: GqaLayout, slots: Tensor | CheckedSlots, key: Tensor, value: Tensor) -> None:
@@ -43,14 +43,15 @@ def store_gqa(pages: Tensor, layout: GqaLayout, slots: Tensor | CheckedSlots, ke
 def store_mla(
     pages: Tensor, layout: MlaLayout, slots: Tensor | CheckedSlots, latent: Tensor, rope: Tensor
 ) -> None:
-    """Store T tokens' latents, bfloat16 ``[T, 512]``, and rotated key parts, bfloat16 ``[T, 64]``.
+    """Store T tokens' latents, bfloat16 ``[T, 512]``, and rotated key parts, bfloat16 ``[T, 64]``; less columns
+    where the layout uses less.
 
     The rotary part stays bf16. Everything else as ``store_gqa``.
     """
     MlaLayout.expect(layout)
     layout.check(pages)
-    _rows("latent", latent, pages, None, LATENT)
-    _rows("rope", rope, pages, latent.shape[0], ROPE)
+    _rows("latent", latent, pages, None, layout.latent)
+    _rows("rope", rope, pages, latent.shape[0], layout.rope)
     slots = table.slots(slots, layout, pages, latent.shape[0])
     if latent.shape[0]:
         implementation("cache", pages).store_mla(pages, layout, slots, latent, rope)

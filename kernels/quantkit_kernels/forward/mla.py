@@ -1,6 +1,7 @@
 """Multi-head latent attention in its absorbed form over paged latents (``pages.MlaLayout``), dense or sparse.
 
-Legend: R requests, T query tokens, H heads, K chosen positions, P entries of a table row.
+Legend: R requests, T query tokens, H heads, K chosen positions, P entries of a table row; 512 and 64 stand for the
+columns that a layout uses (``MlaLayout.latent`` and ``rope``).
 
 All heads read one latent per token: score = scale * (q_latent . latent + q_rope . rope), output = sum of p *
 latent, both in the latent's 512 columns (the caller absorbs the up-projections into query and output). Scores,
@@ -21,7 +22,7 @@ from torch import Tensor
 from . import check, table
 from .checked_table import CheckedTable, ChosenPositions
 from .choice import implementation
-from .pages import LATENT, ROPE, MlaLayout
+from .pages import MlaLayout
 
 
 def mla_decode(
@@ -62,7 +63,7 @@ def mla_decode(
     scale = check.factor("scale", scale)
     given = block_table
     block_table, found = table.context(block_table, lengths, layout, pages)
-    _query(query_latent, query_rope, pages, block_table.shape[0])
+    _query(query_latent, query_rope, layout, pages, block_table.shape[0])
     inputs = [*_inputs(query_latent, query_rope, pages), ("block_table", block_table), ("lengths", lengths)]
     positions = _positions(indices, given, block_table.shape[0], found, pages)
     if positions is not None:
@@ -122,11 +123,14 @@ def mla_prefill(
     layout.check(pages)
     scale = check.factor("scale", scale)
     tokens = query_latent.shape[0] if isinstance(query_latent, Tensor) and query_latent.dim() else None
-    _query(query_latent, query_rope, pages, tokens)
+    _query(query_latent, query_rope, layout, pages, tokens)
     inputs = _inputs(query_latent, query_rope, pages)
     if (fresh_latent is None) != (fresh_rope is None):
         raise ValueError("fresh_latent and fresh_rope belong together: give both or none")
-    for name, fresh, columns in (("fresh_latent", fresh_latent, LATENT), ("fresh_rope", fresh_rope, ROPE)):
+    for name, fresh, columns in (
+        ("fresh_latent", fresh_latent, layout.latent),
+        ("fresh_rope", fresh_rope, layout.rope),
+    ):
         if fresh is not None:
             check.tensor(name, fresh, torch.bfloat16)
             check.shape(name, fresh, tokens, columns)
@@ -176,12 +180,12 @@ def _positions(
     return indices
 
 
-def _query(query_latent: Tensor, query_rope: Tensor, pages: Tensor, rows: int | None) -> None:
+def _query(query_latent: Tensor, query_rope: Tensor, layout: MlaLayout, pages: Tensor, rows: int | None) -> None:
     check.tensor("query_latent", query_latent, torch.bfloat16)
-    check.shape("query_latent", query_latent, rows, None, LATENT)
+    check.shape("query_latent", query_latent, rows, None, layout.latent)
     check.same_device("query_latent", query_latent, pages)
     check.tensor("query_rope", query_rope, torch.bfloat16)
-    check.shape("query_rope", query_rope, *query_latent.shape[:2], ROPE)
+    check.shape("query_rope", query_rope, *query_latent.shape[:2], layout.rope)
     check.same_device("query_rope", query_rope, pages)
 
 

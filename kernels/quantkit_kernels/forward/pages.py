@@ -152,9 +152,9 @@ class MlaViews(NamedTuple):
     """A pool of an ``MlaLayout``.
 
     Attributes:
-        latent: ``[N, S, 512]``, float8_e4m3fn or bfloat16.
-        rope: bfloat16 ``[N, S, 64]``, rotated already.
-        scale: float32 ``[N, S, 4]``, one per 128 columns of the latent; None in BF16.
+        latent: ``[N, S, L]``, float8_e4m3fn or bfloat16.
+        rope: bfloat16 ``[N, S, R]``, rotated already.
+        scale: float32 ``[N, S, L / 128]``, one per 128 columns of the latent; None in BF16.
     """
 
     latent: Tensor
@@ -168,10 +168,23 @@ class MlaLayout(PageLayout):
 
     A page is S records. FP8 (``fp8_ds_mla`` of vLLM and SGLang), 656 bytes: 512 e4m3, 4 float32 scales, 64 bf16.
     BF16, 1152 bytes: 512 + 64 bf16.
+
+    Attributes:
+        latent, rope: columns that are used, L and R; the first of 512 and 64. Records have their size and places
+            whatever they are, what is not used is neither written nor read. L is a multiple of 128, R of 16.
     """
 
     page_size: int
     kv_dtype: str = "fp8"
+    latent: int = LATENT
+    rope: int = ROPE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, most, step in (("latent", LATENT, LATENT_BLOCK), ("rope", ROPE, 16)):
+            columns = check.integer(f"layout.{name}", getattr(self, name))
+            if columns > most or columns % step:
+                raise ValueError(f"layout.{name} must be a multiple of {step} up to {most}, got {columns}")
 
     @property
     def record_bytes(self) -> int:
@@ -187,12 +200,12 @@ class MlaLayout(PageLayout):
             return _part(pages, start, dtype, (self.page_size, columns), steps)
 
         if not self.is_fp8:
-            rope = part(2 * LATENT, torch.bfloat16, ROPE)
-            return MlaViews(part(0, torch.bfloat16, LATENT), rope, None)
+            rope = part(2 * LATENT, torch.bfloat16, self.rope)
+            return MlaViews(part(0, torch.bfloat16, self.latent), rope, None)
         return MlaViews(
-            part(0, torch.float8_e4m3fn, LATENT),
-            part(LATENT + 16, torch.bfloat16, ROPE),
-            part(LATENT, torch.float32, LATENT // LATENT_BLOCK),
+            part(0, torch.float8_e4m3fn, self.latent),
+            part(LATENT + 16, torch.bfloat16, self.rope),
+            part(LATENT, torch.float32, self.latent // LATENT_BLOCK),
         )
 
 

@@ -1,7 +1,8 @@
 """The model's operations in bfloat16, by ``quantkit_kernels.forward``; pages in FP8 or BF16.
 
 The page formats of latent attention are made for the published sizes (512 latent, 64 rotary, 128 index columns).
-Smaller models (the bundled one) are padded with zeros up to them, which adds nothing to any sum.
+Of a smaller model (the bundled one) pages have the same sizes and hold less. Its latent is padded with zeros,
+which add nothing to any sum, up to whole blocks of 128, rotary columns up to 16, index keys to 128.
 
 Legend: see ``ops``.
 """
@@ -17,7 +18,7 @@ from quantkit_kernels.forward.checked import checked_decode, checked_prefill, ch
 from quantkit_kernels.forward.checked_table import ChosenPositions
 from quantkit_kernels.forward.experts import moe_fp8, moe_int4
 from quantkit_kernels.forward.linear import fp8_linear, int4_linear
-from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, ROPE, GqaLayout, IndexLayout, MlaLayout
+from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, LATENT_BLOCK, ROPE, GqaLayout, IndexLayout, MlaLayout
 from quantkit_kernels.forward.plain import plain_linear, plain_linears
 from quantkit_kernels.forward.route import route
 from quantkit_kernels.forward.rows import add
@@ -108,7 +109,8 @@ class KernelOps:
         if isinstance(kind, MlaPages):
             _expect("kv_lora_rank", kind.latent, LATENT)
             _expect("qk_rope_head_dim", kind.rope, ROPE)
-            return MlaLayout(self._page_size, self._kv_dtype)
+            used = _up(kind.latent, LATENT_BLOCK), _up(kind.rope, 16)
+            return MlaLayout(self._page_size, self._kv_dtype, *used)
         _expect("index_head_dim", kind.head_dim, INDEX_DIM)
         return IndexLayout(self._page_size, self._kv_dtype)
 
@@ -143,8 +145,8 @@ class KernelOps:
         pages, layout = pool
         assert isinstance(layout, MlaLayout)  # our invariant: ``layout`` made it
         columns, indices = query_latent.shape[-1], step.topk if is_sparse else None
-        query_latent, query_rope = _padded(query_latent, LATENT), _padded(query_rope, ROPE)
-        latent, rope = _padded(latent, LATENT), _padded(rope, ROPE)
+        query_latent, query_rope = _padded(query_latent, layout.latent), _padded(query_rope, layout.rope)
+        latent, rope = _padded(latent, layout.latent), _padded(rope, layout.rope)
         checked = self.checked(step, pages)
         table = checked.table
         cache.store_mla(pages, layout, checked.slots, latent, rope)
@@ -240,6 +242,11 @@ def _expect(name: str, columns: int, limit: int) -> None:
             f"{name} is {columns}", where="config.json", accepted=f"at most {limit}, with compute in bfloat16",
             hint="float32 compute takes any size: slow, for comparisons.",
         )  # fmt: skip
+
+
+def _up(columns: int, step: int) -> int:
+    """The next multiple."""
+    return -(-columns // step) * step
 
 
 def _padded(x: Tensor, columns: int) -> Tensor:

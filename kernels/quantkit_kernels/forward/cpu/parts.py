@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
-from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, LATENT_BLOCK, ROPE, GqaLayout, IndexLayout, MlaLayout
+from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, LATENT_BLOCK, GqaLayout, IndexLayout, MlaLayout
 
 
 class Part(Structure):
@@ -54,14 +54,14 @@ def gqa_parts(layout: GqaLayout) -> tuple[Part, Part]:
 @cache
 def mla_parts(layout: MlaLayout) -> tuple[Part, Part]:
     """Latent, a run for each scale, and rotary part."""
-    record = layout.record_bytes
+    record, blocks = layout.record_bytes, layout.latent // LATENT_BLOCK
     if not layout.is_fp8:
         return (
-            Part(0, 2 * LATENT_BLOCK, record, 0, 0, 0, LATENT // LATENT_BLOCK, LATENT_BLOCK, 0),
-            Part(2 * LATENT, 0, record, 0, 0, 0, 1, ROPE, 0),
+            Part(0, 2 * LATENT_BLOCK, record, 0, 0, 0, blocks, LATENT_BLOCK, 0),
+            Part(2 * LATENT, 0, record, 0, 0, 0, 1, layout.rope, 0),
         )
-    latent = Part(0, LATENT_BLOCK, record, LATENT, 4, record, LATENT // LATENT_BLOCK, LATENT_BLOCK, 1)
-    return latent, Part(LATENT + 16, 0, record, 0, 0, 0, 1, ROPE, 0)
+    latent = Part(0, LATENT_BLOCK, record, LATENT, 4, record, blocks, LATENT_BLOCK, 1)
+    return latent, Part(LATENT + 16, 0, record, 0, 0, 0, 1, layout.rope, 0)
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantkit_kernels.forward.pages import MlaLayout
+from quantkit_kernels.forward.pages import LATENT, ROPE, MlaLayout
 
 from .cache import mla_rows
 from .gqa import CHUNK, LOG2E, combine, workspaces
@@ -82,6 +82,10 @@ def _run(
     *,
     is_prefill: bool,
 ) -> None:
+    if (layout.latent, layout.rope) != (LATENT, ROPE):
+        raise ValueError(
+            f"layout of {layout.latent} and {layout.rope} columns: the kernels take {LATENT} and {ROPE}"
+        )
     rows, heads, _ = query.shape
     latent, rope = mla_rows(pages, layout)
     is_fresh = fresh_latent is not None and fresh_rope is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantkit_kernels.forward.pages import LATENT, LATENT_BLOCK, GqaLayout, IndexLayout, MlaLayout
+from quantkit_kernels.forward.pages import LATENT_BLOCK, GqaLayout, IndexLayout, MlaLayout
 from quantkit_kernels.types import FP8_MAX, FP8_ZERO_SCALE
 
 NAN_CODE = 0x7F
@@ -30,7 +30,7 @@ def store_mla(pages: Tensor, layout: MlaLayout, slots: Tensor, latent: Tensor, r
     if to.scale is None:
         to.latent[page, offset] = latent[used]
     else:
-        codes, scale = quantize(latent[used].view(-1, LATENT // LATENT_BLOCK, LATENT_BLOCK))
+        codes, scale = quantize(latent[used].view(-1, layout.latent // LATENT_BLOCK, LATENT_BLOCK))
         to.latent.view(torch.uint8)[page, offset] = codes.flatten(1)
         to.scale[page, offset] = scale
 
@@ -107,7 +107,7 @@ def read_gqa(pages: Tensor, layout: GqaLayout, table: Tensor, length: int) -> tu
 
 
 def read_mla(pages: Tensor, layout: MlaLayout, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """float32 latents ``[length, 512]`` and rotary parts ``[length, 64]`` of one request."""
+    """float32 latents ``[length, L]`` and rotary parts ``[length, R]`` of one request."""
     views = layout.views(pages)
     page, offset = positions(layout.page_size, table, length)
     latent = at(views.latent, page, offset).float()
