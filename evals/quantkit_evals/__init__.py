@@ -8,6 +8,7 @@ so that importing this package stays cheap. ``python -m quantkit_evals.demo`` is
     models       transformers models from a directory on disk, with the checks that a silent load would skip
     perplexity   perplexity over held-out blocks with its standard error
     fidelity     KL divergence, top-1 agreement and flips of one model against another
+    tasks        what candidates are asked: bundled tasks, files of one's own, names that lm-eval knows; suites
     run_file     results of a candidate on disk, with a record of every item
     compare      two results side by side, with intervals and tests (paired); gate judges them
     artifact     the two views of an artifact against each other, with the noise floor (``quantkit fidelity``)

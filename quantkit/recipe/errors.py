@@ -74,10 +74,15 @@ def _section(model: type[BaseModel], path: Path) -> type[BaseModel]:
     for key in path:
         field = model.model_fields.get(str(key))
         annotation = field.annotation if field else None
-        for inner in (annotation, *get_args(annotation)):  # a section that may be absent is a union with None
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                model = inner
+        model = _model_in(annotation) or model
     return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The section itself, one that may be absent (a union with None), or that of a list or mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _model_in(inner))), None)
 
 
 def _line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
