@@ -66,7 +66,8 @@ def build(plan: Plan, block_table: NDArray[np.int32]) -> tuple[Batch, list[Rows]
         due = _due(sequence, start, start + count)
         num_sampled = 1 + len(drafts) if _has_next(sequence, start + count) else 0
         rows.append(Rows(run, first, len(logit_rows), len(due), num_sampled))
-        logit_rows += [first + place - start for place in due]
+        if due:
+            logit_rows += [first + place - start for place in due]
         logit_rows += range(first + count - 1, first + count - 1 + num_sampled)
         tokens += sequence.tokens[start : start + count]
         tokens += drafts

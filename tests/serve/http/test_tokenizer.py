@@ -15,9 +15,11 @@ import pytest
 from quantkit.errors import ArtifactError, UnsupportedError
 from quantkit_serve.http import logprobs
 from quantkit_serve.http.tokenizer import INLINE_CHARS, Tokenizer
+from quantkit_serve.http.tokens import INLINE_TOKENS
 from quantkit_serve.refusal import Refused
 from quantkit_serve.request import TokenLogprob
 
+from .conftest import Client
 from .fakes import MODEL, bundled
 
 TEXTS = ["", " a", "Grüße – 你好 🎉", "<|user|>\n[gMASK]", "\x00\x7f\t\n", "a\u0301" * 50]
@@ -127,3 +129,15 @@ def test_infinite_logprobs_are_numbers() -> None:
     assert found["token_logprobs"] == [-9999] and sorted((found["top_logprobs"][0] or {}).values()) == [
         -9999, -9999, -0.5,
     ]  # fmt: skip
+
+
+def test_a_long_reply_of_tokenize_says_the_same(client: Client) -> None:
+    def tokens(times: int) -> dict[str, Any]:
+        found: dict[str, Any] = client.post(
+            "/tokenize", {"prompt": "\n7" * times, "return_token_strs": True, "add_special_tokens": False}
+        ).json()
+        return found
+
+    one, many = tokens(1), tokens(5000)
+    assert many["count"] == len(many["tokens"]) == 5000 * one["count"] > INLINE_TOKENS
+    assert many["tokens"] == one["tokens"] * 5000 and many["token_strs"] == one["token_strs"] * 5000
