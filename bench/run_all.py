@@ -2,7 +2,7 @@
 
     python bench/run_all.py --out DIR
 
-Each script writes DIR/<name>.json (eval/calibration: DIR/eval-calibration.json; kernels/run and serve/run:
+Each script writes DIR/<name>.json (eval/oracle: DIR/eval-oracle.json; kernels/run and serve/run:
 DIR/kernels.json and DIR/serve.json with a table each); the exit code is 1 if a script failed or a stated target
 was missed.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 SCRIPTS = (
     "bench_plan", "bench_convert", "bench_quality", "bench_engines", "bench_few_tokens", "bench_gptq",
-    "bench_calibrated", "eval/calibration", "kernels/run", "serve/run",
+    "bench_calibrated", "eval/calibration", "eval/oracle", "eval/throughput", "kernels/run", "serve/run",
 )  # fmt: skip
 HERE = Path(__file__).resolve().parent
 

@@ -52,7 +52,7 @@ class Candidate(Protocol):
     Attributes:
         label: for reports, unique among those that are compared.
         path: by which it scores continuations; ``unknown`` where somebody else's server does.
-        max_length: tokens of context and continuation.
+        max_length: tokens of context and continuation without its last, which is only asked about.
     """
 
     @property

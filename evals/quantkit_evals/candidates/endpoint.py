@@ -45,7 +45,7 @@ class EndpointCandidate:
         url: of the server, with or without ``/v1``.
         tokenizer: folder with the tokenizer of the model that the server has.
         model: that the server calls so; None if it has just one.
-        max_length: tokens of context and continuation; None if the server says.
+        max_length: tokens of prompt and answer that the server takes; None if it says so itself.
         sends: prompts as token ids or as text.
         concurrency: requests at a time.
         transport, sleep: for tests.
@@ -113,24 +113,29 @@ class EndpointCandidate:
         return load_tokenizer(self._folder)
 
     @cached_property
-    def max_length(self) -> int:
-        """Less the one token that servers want to generate besides."""
+    def _room(self) -> int:
+        """Tokens of prompt and answer."""
         found = self._max_length or self._listed.get("max_model_len")
         if not isinstance(found, int):
             raise UsageError(
                 "the server does not say how many tokens it takes", where=self.url, hint="Give max_length."
             )
-        return found - 1
+        return found
+
+    @property
+    def max_length(self) -> int:
+        """A prompt that is scored has all tokens of a pair, and the server generates one more."""
+        return self._room - 2
 
     def refusal(self, pair: Pair) -> str | None:
-        if pair.num_tokens > self.max_length:
-            return f"{pair.num_tokens} tokens, the endpoint takes {self.max_length}"
+        if pair.num_tokens >= self._room:
+            return f"{pair.num_tokens} tokens and one that is generated, the endpoint takes {self._room}"
         return None
 
     def refusal_of_prompt(self, prompt: Prompt) -> str | None:
-        answer, room = prompt.generation.max_tokens, self.max_length + 1
-        if len(prompt.tokens) + answer > room:
-            return f"{len(prompt.tokens)} tokens and an answer of {answer}, the endpoint takes {room}"
+        answer = prompt.generation.max_tokens
+        if len(prompt.tokens) + answer > self._room:
+            return f"{len(prompt.tokens)} tokens and an answer of {answer}, the endpoint takes {self._room}"
         return None
 
     def score(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]:

@@ -81,17 +81,28 @@ class FidelityText:
 
 @dataclass(frozen=True)
 class Records:
-    """The task as one candidate's run has it."""
+    """The task as one candidate's run has it.
+
+    Attributes:
+        scored_tokens: tokens scored, and those of them whose distribution a decode step gave.
+    """
 
     task: Task
     items: tuple[Item, ...]
+    scored_tokens: tuple[int, int]
 
     def added_to(self, run: Run, baseline: Run | None = None) -> Run:
         """The run with this task; ``baseline``: whose figures these were made against."""
-        settings = (
-            dict(run.settings) if baseline is None else {**run.settings, "baseline": dict(baseline.candidate)}
+        tokens, decoded = self.scored_tokens
+        scored = {**run.candidate.get("scored_tokens", {}), TASK: {"tokens": tokens, "decoded": decoded}}
+        stated = {} if baseline is None else {"baseline": dict(baseline.candidate)}
+        return replace(
+            run,
+            candidate={**run.candidate, "scored_tokens": scored},
+            settings={**run.settings, **stated},
+            tasks=(*run.tasks, self.task),
+            items=(*run.items, *self.items),
         )
-        return replace(run, settings=settings, tasks=(*run.tasks, self.task), items=(*run.items, *self.items))
 
 
 def fidelity_task(
@@ -121,17 +132,19 @@ def fidelity_task(
         baseline.tokenizer_folder, text.text, num_blocks=text.num_blocks, block_tokens=text.block_tokens
     )
     pairs = [_pair(block.tolist(), text.context_tokens) for block in blocks]
-    samples = _samples(baseline, text, min(one.max_length for one in everyone))
+    samples = _samples(baseline, text, min(one.scorer().max_tokens for one in everyone))
     more = [pair for group in samples.values() for pair in group]
     lockstep = _Lockstep(everyone, [*pairs, *more], len(pairs), path)
     own, others = lockstep.run(on_progress)
     version = _version(text)
+    scored = sum(len(pair.continuation) for pair in pairs)
+    counts = scored, scored - len(pairs) if path == "decode" else 0  # the first token of each comes from prefill
     first = Task(TASK, version, path, (PERPLEXITY,))
-    found = [Records(first, tuple(_items(pairs, own, ("nll",), text)))]
+    found = [Records(first, tuple(_items(pairs, own, ("nll",), text)), counts)]
     for values in others:
         curves = _curves(pairs, samples, values, text)
         task = Task(TASK, version, path, METRICS, curves=curves)
-        found.append(Records(task, tuple(_items(pairs, values, FIGURES, text))))
+        found.append(Records(task, tuple(_items(pairs, values, FIGURES, text)), counts))
     return found
 
 
@@ -181,12 +194,12 @@ def _pair(tokens: list[int], context: int) -> Pair:
     return Pair(tuple(tokens[:context]), tuple(tokens[context:]))
 
 
-def _samples(baseline: EngineCandidate, text: FidelityText, max_length: int) -> dict[int, list[Pair]]:
+def _samples(baseline: EngineCandidate, text: FidelityText, room: int) -> dict[int, list[Pair]]:
     """For each length of context that there is room for."""
     found = {}
     for context in text.contexts:
         size = context + _ASKED
-        if size > max_length:
+        if size > room:
             continue
         try:
             blocks = token_blocks(baseline.tokenizer_folder, text.text, num_blocks=_SAMPLES, block_tokens=size)

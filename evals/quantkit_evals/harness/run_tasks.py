@@ -107,10 +107,9 @@ def run_tasks(
     found = [_task_and_items(one, logged[one.key], model, candidate) for one in loaded]
     settings = {
         "seed": seed, "limit": limit, "chat": is_chat, "versions": {name: version(name) for name in _PACKAGES},
-        "scored_tokens": _scored(loaded, model),
     }  # fmt: skip
     return Run(
-        candidate=candidate.identity(),
+        candidate=candidate.identity() | {"scored_tokens": _scored(loaded, model)},
         settings=settings,
         tasks=tuple(task for task, _ in found),
         items=tuple(item for _, items in found for item in items),

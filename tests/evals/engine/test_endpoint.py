@@ -72,7 +72,7 @@ def test_our_server_answers_as_the_engine_does(artifact: Path, url: str, sends: 
         )
     assert [task.path for task in found.tasks] == ["unknown", "unknown", "unknown", "generate"]
     assert found.label == f"tiny-w4 at {url}/v1" and found.candidate["kind"] == "endpoint"
-    assert candidate.max_length == 2047
+    assert candidate.max_length == 2046
     answers = [made.lm().generate_until(_instances(TASKS[3])) for made in (candidate, ours)]
     assert answers[0] == answers[1] and any(answers[0])
 
@@ -203,4 +203,6 @@ def test_what_is_asked_of_no_server() -> None:
     with pytest.raises(UsageError, match="has no model 'x'; accepted: m"):
         run_tasks(server.candidate(model="x"), MANY)
     long = cloze({"id": 0, "text": "word " * 600, "target": " is"}, {"id": 1, "text": "A", "target": " is"})
-    assert "the endpoint takes 511" in run_tasks(server.candidate(), [long]).tasks[0].skipped[0].reason
+    assert "the endpoint takes 512" in run_tasks(server.candidate(), [long]).tasks[0].skipped[0].reason
+    whole = run_tasks(server.candidate(), [rolling({"id": 0, "text": "word " * 1100})])
+    assert whole.items[0].context_tokens == 511  # of a window; the server generates one more

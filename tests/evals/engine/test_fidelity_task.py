@@ -13,6 +13,7 @@ from quantkit.errors import ArtifactError, UsageError
 from quantkit_evals.candidates.candidate import Progress
 from quantkit_evals.candidates.engine import EngineCandidate
 from quantkit_evals.candidates.fidelity_task import BY_CONTEXT, BY_POSITION, FidelityText, fidelity_task
+from quantkit_evals.compare import compare
 from quantkit_evals.configuration import Configuration
 from quantkit_evals.fidelity import Fidelity, fidelity
 from quantkit_evals.run import Run
@@ -76,7 +77,12 @@ def test_dual_differs_in_decode_only_and_records_can_be_kept(artifact: Path, tmp
     empty = Run(fp8.identity(), {}, (), ())
     first = one.added_to(empty)
     second = other.added_to(Run(dual.identity(), {"seed": 0}, (), ()), first)
-    assert second.settings["baseline"] == fp8.identity()
+    assert second.settings["baseline"] == first.candidate
+    assert second.candidate["scored_tokens"] == {"fidelity": {"tokens": 46, "decoded": 44}}
+    compared = {metric.metric.name: metric for metric in compare(first, second).metrics}
+    assert compared["kl"].candidate.value > 1e-4 and compared["kl"].baseline is None
+    ratio = compared["perplexity"].ratio
+    assert ratio is not None and 0.9 < ratio < 1.1
     write_run(second, tmp_path / "run")
     assert read_run(tmp_path / "run") == second
 

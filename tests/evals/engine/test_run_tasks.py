@@ -55,7 +55,7 @@ def test_records(artifact: Path) -> None:
     assert heard and heard[-1].share == 1 and heard[-1].done == heard[-1].total and heard[-1].eta_s == 0
     paths = {task.name: task.path for task in run.tasks}
     assert paths == {"choice": "decode", "cloze": "prefill", "rolling": "decode"}  # one token never enters decode
-    tokens = run.settings["scored_tokens"]
+    tokens = run.candidate["scored_tokens"]
     assert tokens["cloze"] == {"tokens": 2, "decoded": 0}
     assert tokens["rolling"]["decoded"] == tokens["rolling"]["tokens"] - 1
     assert run.candidate["pair_id"] and run.candidate["configuration"]["path"] == "decode"
@@ -74,7 +74,7 @@ def test_decode_enters_decode_and_prefill_does_not(artifact: Path) -> None:
     dual = value("dual", "decode")
     assert dual != fp8 and dual == pytest.approx(fp8, rel=0.05)
     word = run_tasks(engine(artifact, "dual", decoded_context=1), [CLOZE])
-    assert word.settings["scored_tokens"]["cloze"] == {"tokens": 2, "decoded": 2}
+    assert word.candidate["scored_tokens"]["cloze"] == {"tokens": 2, "decoded": 2}
     assert word.tasks[0].path == "decode"
 
 
