@@ -1,8 +1,11 @@
-"""What a conversion does to a model: perplexity and fidelity of one set of weights against another.
+"""What a conversion does to a model, with statistics.
 
-Library functions only; torch and transformers (extra ``eval``) are imported inside the functions that need them,
-so that importing this package stays cheap. ``python -m quantkit_evals.demo`` is what ``make demo`` runs.
+torch, transformers and lm-eval (extra ``eval``) are imported inside the functions that need them, so that importing this
+package stays cheap. ``python -m quantkit_evals.demo`` is what ``make demo`` runs.
 
+    evaluation   ``quantkit eval`` as a library call; choice says of whom, session in which order
+    candidates   our engine, transformers, endpoints; harness runs lm-eval on them
+    report       what was found, told to people and machines
     text         bundled text as token blocks, the same for every model with the same tokenizer
     dequantized  BF16 copy of a checkpoint or view, made by our own kernels, that transformers can load
     models       transformers models from a directory on disk, with the checks that a silent load would skip

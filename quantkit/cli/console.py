@@ -179,15 +179,20 @@ class Console:
         _rich(sys.stderr).print(line, soft_wrap=True)
 
     @contextmanager
-    def progress(self, label: str, total_bytes: int | None = None) -> Iterator[Progress]:
-        """Report progress of work on ``total_bytes`` (None: told later or never) while the block runs."""
+    def progress(
+        self, label: str, total_bytes: int | None = None, *, is_counted: bool = False
+    ) -> Iterator[Progress]:
+        """Report progress of work on ``total_bytes`` (None: told later or never) while the block runs.
+
+        ``is_counted``: what is reported are not bytes but things, or thousandths of the whole.
+        """
         if self.quiet:
             yield _no_progress
         elif _is_terminal(sys.stderr):
-            with _bar(label, total_bytes) as report:
+            with _bar(label, total_bytes, is_counted) as report:
                 yield report
         else:
-            yield Lines(label, total_bytes)
+            yield Lines(label, total_bytes, is_counted=is_counted)
 
 
 class Lines:
@@ -200,8 +205,9 @@ class Lines:
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        is_counted: bool = False,
     ) -> None:
-        self.label, self.total, self.clock = label, total_bytes, clock
+        self.label, self.total, self.clock, self.is_counted = label, total_bytes, clock, is_counted
         self.stream = stream or sys.stderr
         self.start = self.last = clock()
         self.first_done: int | None = None  # a resumed run begins with much done: that is no speed
@@ -218,11 +224,14 @@ class Lines:
         print(self._line(done_bytes, rate, note), file=self.stream, flush=True)
 
     def _line(self, done: int, rate: float, note: str) -> str:
-        text = f"{self.label}: {format_gb(done)}"
+        text = f"{self.label}: " + (f"{done:,}" if self.is_counted else format_gb(done))
         if self.total:
-            text += f" of {format_gb(self.total)} ({100 * done / self.total:.0f} %)"
-        text += f", {format_gb(int(rate))}/s"
-        if self.total and rate > 0:
+            total = f"{self.total:,}" if self.is_counted else format_gb(self.total)
+            text += f" of {total} ({100 * done / self.total:.0f} %)"
+        if not self.is_counted:
+            text += f", {format_gb(int(rate))}/s"
+        is_guess = self.is_counted and self.total and done < self.total / 20  # loading counts as the first steps
+        if self.total and rate > 0 and not is_guess:
             text += f", {format_seconds(max(self.total - done, 0) / rate)} left"
         return text + (f", {note}" if note else "")
 
@@ -232,12 +241,13 @@ def _no_progress(done_bytes: int, note: str = "", total_bytes: int | None = None
 
 
 @contextmanager
-def _bar(label: str, total_bytes: int | None) -> Iterator[Progress]:
+def _bar(label: str, total_bytes: int | None, is_counted: bool) -> Iterator[Progress]:
     from rich import progress as rp
 
+    amounts = (rp.MofNCompleteColumn(),) if is_counted else (rp.DownloadColumn(), rp.TransferSpeedColumn())
     columns = (
-        rp.TextColumn("{task.description}"), rp.BarColumn(), rp.DownloadColumn(), rp.TransferSpeedColumn(),
-        rp.TextColumn("ETA"), rp.TimeRemainingColumn(), rp.TextColumn("{task.fields[note]}", style="dim"),
+        rp.TextColumn("{task.description}"), rp.BarColumn(), *amounts, rp.TextColumn("ETA"),
+        rp.TimeRemainingColumn(), rp.TextColumn("{task.fields[note]}", style="dim"),
     )  # fmt: skip
     with rp.Progress(*columns, console=_rich(sys.stderr), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(label, total=total_bytes, note="")

@@ -35,18 +35,29 @@ class Command(click.Command):
 
 
 class LazyGroup(click.Group):
-    """Commands by dotted location: ``{"plan": ("quantkit.cli.commands.plan:plan", "what it does")}``."""
+    """Commands by dotted location: ``{"plan": ("quantkit.cli.commands.plan:plan", "what it does")}``.
+
+    Args:
+        default: the command that is meant where none is named. What is named as a command is one: a directory
+            that is called so is ``./compare``.
+    """
 
     def __init__(
         self,
         *args: Any,
         lazy: Mapping[str, tuple[str, str]],
         examples: Sequence[Example] = (),
+        default: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.lazy = dict(lazy)
+        self.lazy, self.default = dict(lazy), default
         self.examples = tuple(examples)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.default is not None and args and args[0] not in (*self.lazy, *ctx.help_option_names):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.lazy)

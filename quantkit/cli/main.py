@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": (f"{_HOME}.inspect:inspect", "Show what a checkpoint, view, artifact or tensor is."),
     "diff": (f"{_HOME}.diff:diff", "Compare two checkpoints or views, tensor by tensor."),
     "fidelity": (f"{_HOME}.fidelity:fidelity", "Measure what INT4 costs: perplexity, KL divergence, flips."),
+    "eval": (f"{_HOME}.eval:evaluation", "Measure what quantization cost, with statistics; gate a pipeline."),
     "serve": (f"{_HOME}.serve:serve", "Serve an artifact: an OpenAI-compatible reference server."),
     "generate": (f"{_HOME}.generate:generate", "Continue a prompt with an artifact, without a server."),
     "report": (f"{_HOME}.report:report", "Show the errors of a conversion, or compare two."),

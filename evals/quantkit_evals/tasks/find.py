@@ -29,7 +29,7 @@ def task_names() -> list[str]:
 
 def suite_names() -> list[str]:
     """Names of the suites that come with quantkit, sorted."""
-    return sorted(_read_suites().suites)
+    return sorted(read_suites().suites)
 
 
 def find_tasks(names: Sequence[str], *, suite: str | None = None) -> list[TaskSource]:
@@ -84,7 +84,7 @@ def _find(entry: SuiteEntry, base: Path) -> Sequence[TaskSource]:
 
 def _suite(name: str) -> list[tuple[SuiteEntry, Path]]:
     """Entries of a suite, each with the folder that its paths start from."""
-    suites = _read_suites().suites
+    suites = read_suites().suites
     if name in suites:
         return [(entry, bundled(FOLDER)) for entry in suites[name].tasks]
     path = Path(name)
@@ -101,7 +101,7 @@ def _near(name: str, known: Sequence[str]) -> str | None:
     return hint if hint.startswith("Did you mean") else None
 
 
-def _read_suites() -> Suites:
+def read_suites() -> Suites:
     return _read(bundled(FOLDER) / SUITES_FILE, Suites)
 
 

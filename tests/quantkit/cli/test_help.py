@@ -42,8 +42,9 @@ def test_examples_parse(name: str, example: Example) -> None:
     words = shlex.split(line.split(" | ")[0].split(" > ")[0])
     assert words[0] == "quantkit"
     path, arguments = [words[1]], words[2:]
-    while isinstance(COMMANDS[" ".join(path)], LazyGroup):
-        path.append(arguments.pop(0))
+    while isinstance(group := COMMANDS[" ".join(path)], LazyGroup):
+        is_named = group.default is None or arguments[0] in group.lazy
+        path.append(arguments.pop(0) if is_named else group.default)
     typed = " ".join(path)
     assert name == "quantkit" or typed.startswith(name)
     context = COMMANDS[typed].make_context(path[-1], arguments, parent=click.Context(cli))

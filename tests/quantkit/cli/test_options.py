@@ -28,6 +28,7 @@ ENGINE = (
     "--max-num-batched-tokens --max-num-seqs --max-waiting --num-speculative-tokens --page-size --prefill-kv "
     "--prefix-cache --speculative --weights"
 )
+JUDGE = "--confidence --gate --html --junit --margin --markdown --undecided"
 GOLDEN = {
     "plan": f"{OUTPUT} {RECIPE} --gpu --gpu-memory --gpus --memory-fraction --output",
     "convert": f"{OUTPUT} {RECIPE} --consume --device --dry-run --jobs --output --plan",
@@ -35,6 +36,14 @@ GOLDEN = {
     "inspect": f"{OUTPUT} --revision --tensor",
     "diff": f"{OUTPUT} --quick",
     "fidelity": f"{OUTPUT} --attach --dtype --text --tokens",
+    "eval": "--help",
+    "eval run": (
+        f"{OUTPUT} {JUDGE} --attach --baseline --cache --chat --dtype --endpoint --endpoint-model "
+        "--fp8-activations --kv-dtype --kv-memory --limit --no-cache --output --path --seed --suite --task "
+        "--transformers --weights"
+    ),
+    "eval compare": f"{OUTPUT} {JUDGE} --allow-left-out",
+    "eval tasks": OUTPUT,
     "serve": (
         f"{OUTPUT} {ENGINE} --allow-origin --api-key-file --drain --host --inject-fault --max-body --port "
         "--request-timeout --served-model-name --split --split-canary --split-threads"

@@ -1,0 +1,129 @@
+"""``quantkit eval`` as a library: from a model and wishes to a report that is kept.
+
+tasks_of        names and a suite -> what ``session.Settings`` needs of them
+evaluate_model  choose candidates, evaluate, keep runs and report
+compare_runs    two runs from disk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.errors import ArtifactError
+
+from .choice import Choice, choose
+from .configuration import Configuration
+from .session import Say, Settings, check, evaluate
+
+if TYPE_CHECKING:
+    from quantkit.artifact import Artifact
+    from quantkit_serve.start.servable import Servable
+
+    from .candidates.candidate import OnProgress
+    from .report.report import Report
+    from .run import Run
+
+FIDELITY = "fidelity"  # beside lm-eval's tasks: it needs the baseline and all candidates at once
+SUITE = "quick"  # if nothing is named
+
+
+def tasks_of(suite: str | None, names: Sequence[str]) -> dict[str, Any]:
+    """``tasks`` and ``fidelity`` of ``Settings``; the suite ``quick`` if nothing is named, which has fidelity.
+
+    Raises:
+        UsageError, EnvironmentProblem: see ``tasks.find_tasks``.
+    """
+    from .candidates.fidelity_task import FidelityText
+    from .tasks import find_tasks
+
+    if suite is None and not names:
+        suite = SUITE
+    others = [name for name in names if name != FIDELITY]
+    has_fidelity = suite == SUITE or len(others) < len(names)
+    found = find_tasks(others, suite=suite) if others or suite is not None else []
+    return {"tasks": tuple(found), "fidelity": FidelityText() if has_fidelity else None}
+
+
+def evaluate_model(
+    model: Servable, choice: Choice, settings: Settings, *, output: str | Path | None = None,
+    is_attached: bool = True, on_progress: OnProgress = lambda _: None, say: Say = lambda _: None,
+) -> Report:  # fmt: skip
+    """Evaluate a model's configurations, and keep what was found.
+
+    Args:
+        output: directory for the runs and the report.
+        is_attached: they go into the artifact's attachments, too, if they are figures of its own views.
+
+    Raises:
+        QuantkitError: see ``choose`` and ``evaluate``; EnvironmentProblem if results can't be kept, before
+            anything is measured.
+    """
+    from .report.attach import attach, check_attachable
+    from .report.keep import check_folder, keep
+
+    baseline, candidates = choose(model, choice)
+    check(baseline, candidates, settings)
+    artifact = _artifact(model) if is_attached else None
+    if artifact is not None:
+        strangers = [c.label for c in candidates if c.identity().get("pair_id") != artifact.manifest.pair_id]
+        if strangers:
+            say(f"nothing is attached to the artifact: {strangers[0]} is no view of it")
+            artifact = None
+        else:
+            check_attachable(artifact, artifact.manifest.pair_id)
+    if output is not None:
+        check_folder(Path(output))
+    report = evaluate(baseline, candidates, settings, on_progress=on_progress, say=say)
+    if output is not None:
+        say(f"wrote {keep(report, Path(output))}")
+    if artifact is not None:
+        for folder in attach(artifact, report).candidates:
+            say(f"attached {folder}")
+    return report
+
+
+def compare_runs(a: str | Path, b: str | Path, settings: Settings, *, allow_left_out: bool = False) -> Report:
+    """The run ``b`` against the run ``a``.
+
+    Raises:
+        ArtifactError: one can't be read.
+        UsageError: they can't be compared, with the reason.
+    """
+    from .compare import compare
+    from .gate import judge
+    from .report.report import Judged, Report
+    from .run_file import read_run
+
+    baseline, candidate = read_run(Path(a)), read_run(Path(b))
+    if settings.gate is not None:
+        settings.gate.check(candidate.tasks, configurations_of(candidate))
+    confidence = settings.gate.confidence if settings.gate else settings.confidence
+    found = compare(
+        baseline, candidate, margin=settings.margin, confidence=confidence, seed=settings.seed,
+        allow_left_out=allow_left_out,
+    )  # fmt: skip
+    return Report((Judged(found, judge(settings.gate, found) if settings.gate else None),), settings.undecided)
+
+
+def configurations_of(run: Run) -> list[Configuration]:
+    """Of a run of our engine, as it states it; none of another one.
+
+    Raises:
+        ArtifactError: what it states is no configuration.
+    """
+    said = run.candidate.get("configuration")
+    if run.candidate.get("kind") != "engine" or said is None:
+        return []
+    try:
+        return [Configuration(**said)]
+    except TypeError as error:
+        raise ArtifactError(f"states no configuration of our engine: {error}", where=run.label) from None
+
+
+def _artifact(model: Servable) -> Artifact | None:
+    from quantkit.artifact import Artifact
+    from quantkit.artifact.layout import MANIFEST
+
+    return Artifact.open(model.folder) if (model.folder / MANIFEST).is_file() else None

@@ -1,0 +1,174 @@
+"""One evaluation: a baseline and candidates asked the same, compared item by item, judged by a gate.
+
+All that can be refused is refused before a model is loaded: tasks, the gate's rules against what will be measured,
+configurations that a model doesn't have, an artifact that can't take the results.
+
+What is kept while it runs is every answer (``harness.cache``), so the same evaluation again goes on where it was
+killed; fidelity, which needs all models at once and takes a minute or two, starts over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantkit.errors import UsageError
+
+from .comparison import Comparison
+from .run import Metric, Run
+
+if TYPE_CHECKING:
+    from .candidates.candidate import Candidate, OnProgress
+    from .candidates.fidelity_task import FidelityText
+    from .gate import Gate
+    from .report.report import Report, Undecided
+    from .tasks import TaskSource
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is asked, and how it is judged.
+
+    Attributes:
+        tasks: what every candidate is asked, besides fidelity.
+        fidelity: text on which candidates of our engine are compared with the baseline token by token; None: not.
+        gate: None: nothing is judged.
+        margin: of non-inferiority, a fraction.
+        confidence: of intervals; a gate judges by its own.
+        undecided: whether an undecided required rule fails.
+        limit: items of each task at most.
+        seed: of few-shot examples, sampled answers and the bootstrap.
+        is_chat: prompts are put into the model's chat template.
+        cache: folder of kept answers; None keeps none.
+    """
+
+    tasks: tuple[TaskSource, ...]
+    fidelity: FidelityText | None = None
+    gate: Gate | None = None
+    margin: float = 0.008
+    confidence: float = 0.95
+    undecided: Undecided = "fail"
+    limit: int | None = None
+    seed: int = 0
+    is_chat: bool = False
+    cache: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A task before it has run, as a gate's early check wants it."""
+
+    name: str
+    path: str
+    metrics: tuple[Metric, ...]
+
+
+def evaluate(
+    baseline: Candidate | Run, candidates: Sequence[Candidate], settings: Settings, *,
+    on_progress: OnProgress = lambda _: None, say: Say = lambda _: None,
+) -> Report:  # fmt: skip
+    """Run what is not a ``Run`` already, compare, judge.
+
+    Args:
+        baseline: the publisher's weights, or what they have scored already.
+        candidates: at least one; labels differ.
+
+    Raises:
+        UsageError: tasks, gate and candidates don't fit together, or the runs can't be compared.
+        ArtifactError, SourceError, UnsupportedError: a model.
+        EnvironmentProblem: memory, a package, an endpoint.
+    """
+    from .compare import compare
+    from .gate import judge
+    from .report.report import Judged, Report
+
+    check(baseline, candidates, settings)
+    first, runs = _run_all(baseline, candidates, settings, on_progress, say)
+    confidence = settings.gate.confidence if settings.gate else settings.confidence
+    judged = []
+    for run in runs:
+        found: Comparison = compare(
+            first, run, margin=settings.margin, confidence=confidence, seed=settings.seed,
+            allow_left_out=isinstance(baseline, Run),
+        )  # fmt: skip
+        judged.append(Judged(found, judge(settings.gate, found) if settings.gate else None))
+    return Report(tuple(judged), settings.undecided)
+
+
+def check(baseline: Candidate | Run, candidates: Sequence[Candidate], settings: Settings) -> None:
+    """What ``evaluate`` refuses before it runs anything."""
+    from .candidates.engine import EngineCandidate
+
+    if not candidates:
+        raise UsageError("there is nothing to evaluate but the baseline", where="--weights")
+    if not settings.tasks and settings.fidelity is None:
+        raise UsageError("there are no tasks", where="--task")
+    labels = [baseline.label, *(one.label for one in candidates)]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice!r} is there twice", where="--weights", accepted="each configuration once")
+    if settings.fidelity is not None:
+        for one in (baseline, *candidates):
+            if not isinstance(one, EngineCandidate):
+                raise UsageError(
+                    f"fidelity needs the logits of every token, which {one.label} does not give",
+                    where="--task fidelity", accepted="candidates of our own engine",
+                )  # fmt: skip
+    if settings.gate is not None:
+        for one in candidates:
+            configuration = one.configuration if isinstance(one, EngineCandidate) else None
+            settings.gate.check(planned(one, settings), () if configuration is None else (configuration,))
+
+
+def planned(candidate: Candidate, settings: Settings) -> list[Planned]:
+    """The tasks of a candidate, each with the path that its figures will be made by."""
+    found = [
+        Planned(task.name, "generate" if task.paths == ("generate",) else candidate.path, task.metrics)
+        for task in settings.tasks
+    ]
+    if settings.fidelity is not None:
+        from .candidates.fidelity_task import METRICS, TASK
+
+        found.append(Planned(TASK, candidate.path, METRICS))
+    return found
+
+
+def _run_all(
+    baseline: Candidate | Run,
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    on_progress: OnProgress,
+    say: Say,
+) -> tuple[Run, list[Run]]:
+    """Fidelity first: it takes least, and what is wrong with a model shows in it."""
+    from .candidates.engine import EngineCandidate
+
+    records = []
+    if settings.fidelity is not None and isinstance(baseline, EngineCandidate):
+        from .candidates.fidelity_task import fidelity_task
+
+        own = [one for one in candidates if isinstance(one, EngineCandidate)]
+        say("fidelity: every candidate beside the baseline, token by token")
+        records = fidelity_task(baseline, own, text=settings.fidelity, on_progress=on_progress)
+    first = baseline if isinstance(baseline, Run) else _run(baseline, settings, on_progress, say)
+    runs = [_run(one, settings, on_progress, say) for one in candidates]
+    if records:
+        runs = [found.added_to(run, first) for found, run in zip(records[1:], runs, strict=True)]
+        first = records[0].added_to(first)
+    return first, runs
+
+
+def _run(candidate: Candidate, settings: Settings, on_progress: OnProgress, say: Say) -> Run:
+    from .harness.run_tasks import run_tasks
+
+    if not settings.tasks:  # fidelity alone
+        return Run(candidate.identity(), {"seed": settings.seed}, (), ())
+    say(f"{candidate.label}: {', '.join(task.name for task in settings.tasks)}")
+    return run_tasks(
+        candidate, settings.tasks, limit=settings.limit, seed=settings.seed, cache=settings.cache,
+        on_progress=on_progress, is_chat=settings.is_chat,
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""``quantkit eval`` on the bundled model: from a command line to a verdict, files and attachments."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quantkit
+from quantkit.artifact import Artifact, verify_artifact
+from quantkit.cli.main import main
+from quantkit_evals.run_file import read_run
+
+Result = tuple[int, str, str]
+
+TASK = "kind: choice\ndata: mine.jsonl\ndescription: which word follows\n"
+LINES = (
+    '{"context": "Once upon a time there was a", "choices": [" king", " the"], "answer": 0}\n'
+    '{"context": "He went to the house of the", "choices": [" old man", " were"], "answer": 0}\n'
+    '{"context": "The sun was in the", "choices": [" sky", " of"], "answer": 0}\n'
+)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("eval") / "tiny-w4"
+    quantkit.convert(quantkit.plan("tiny-glm", method="rtn"), target).close()
+    return target
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.jsonl").write_text(LINES)
+    (tmp_path / "mine.yaml").write_text(TASK)
+    return tmp_path / "mine.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Result:
+    capsys.readouterr()
+    code = main(["eval", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def gate(folder: Path, *rules: str) -> Path:
+    path = folder / "gate.yaml"
+    path.write_text("schema_version: 1\nname: test\nrules:\n" + "".join(f"  - {{{rule}}}\n" for rule in rules))
+    return path
+
+
+def test_from_a_command_line_to_a_verdict(
+    artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    core = (artifact / "manifest.json").read_bytes()
+    out = tmp_path / "out"
+    code, text, err = run(
+        capsys, artifact, "--task", mine, "--weights", "dual", "--weights", "int4", "--kv-dtype", "fp8",
+        "--gate", gate(tmp_path, "metric: mine.acc, min_recovery: 1"), "--output", out, "--json",
+        "--html", tmp_path / "r.html", "--junit", tmp_path / "r.xml", "--markdown", tmp_path / "r.md",
+    )  # fmt: skip
+    document = json.loads(text)
+    assert document["outcome"] in ("pass", "undecided") and document["success"] is (code == 0), err
+    assert document["baseline"]["candidate"]["configuration"]["weights"] == "fp8"
+    assert document["baseline"]["candidate"]["configuration"]["kv_dtype"] == "bf16"
+    assert [one["label"] for one in document["candidates"]] == ["dual, fp8 KV", "int4, fp8 KV"]
+    assert {task["path"] for one in document["candidates"] for task in one["tasks"]} == {"decode"}
+    for name in ("baseline", "dual-fp8-kv", "int4-fp8-kv"):
+        assert len(read_run(out / name).items) == 3
+    written = ("out/report.html", "out/junit.xml", "r.html", "r.xml", "r.md")
+    for path in (tmp_path / name for name in written):
+        assert path.stat().st_size > 500
+    assert "mine.acc" in (tmp_path / "summary.md").read_text()
+    assert "::" in err and "::" not in text.splitlines()[0]  # stdout is the document's
+    folders = sorted(path.name.rpartition("-")[0] for path in (artifact / "attachments" / "evals").iterdir())
+    assert folders == ["dual-fp8-kv", "fp8-bf16-kv", "int4-fp8-kv"]
+    assert (artifact / "manifest.json").read_bytes() == core
+    with Artifact.open(artifact):
+        assert verify_artifact(artifact).ok
+
+    code, text, err = run(capsys, "compare", out / "baseline", out / "int4-fp8-kv")
+    assert code == 0 and "MEASURED" in text.splitlines()[-1], err
+
+
+def test_a_gate_that_fails_is_exit_code_1(
+    artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    code, text, _ = run(capsys, artifact, "--task", mine, "--no-attach", "-o", out, "--seed", "1",
+                        "--gate", gate(tmp_path, "metric: mine.acc, min: 1000"))  # fmt: skip
+    assert code == 1 and text.splitlines()[-1].startswith("FAILED")
+    tight = gate(tmp_path, "metric: mine.acc, non_inferiority: 0.1")
+    compared = ("compare", out / "baseline", out / "dual-fp8-kv", "--gate", tight)
+    code, text, _ = run(capsys, *compared)
+    assert code == 1 and text.splitlines()[-1].startswith("UNDECIDED")
+    code, text, _ = run(capsys, *compared, "--undecided", "pass")
+    assert code == 0 and "UNDECIDED" in text.splitlines()[-1]
+
+
+def refused(result: Result, code: int, *words: str) -> None:
+    assert result[0] == code, result
+    assert all(word in result[2] for word in words), result[2]
+    assert result[2].count("error:") == 1 and "Traceback" not in result[2]
+
+
+def test_what_is_refused_before_anything_runs(
+    artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("quantkit_serve.model.runner.open_runner", never)
+    good = gate(tmp_path, "metric: mine.acc, min_recovery: 99")
+    ask = (artifact, "--task", mine, "--no-attach")
+    refused(run(capsys, *ask, "--gate", "defualt"), 2, "defualt", "default")
+    refused(run(capsys, *ask, "--gate", gate(tmp_path, "metric: mine.accc, min_recovery: 9")), 2, "mine.acc")
+    gate(tmp_path, "metric: mine.acc, min_recovery: 99")
+    refused(run(capsys, *ask, "--gate", good, "--path", "prefill"), 2, "never enters decode")
+    refused(run(capsys, *ask, "--weights", "fp8", "--kv-dtype", "bf16"), 2, "--weights", "is the baseline itself")
+    refused(run(capsys, artifact, "--task", "no_such_task"), 2, "no_such_task")
+    refused(run(capsys, artifact, "--suite", "quik"), 2, "quik", "quick")
+    refused(run(capsys, *ask, "--html", tmp_path / "no" / "r.html"), 2, "--html")
+    refused(run(capsys, *ask, "--cache", tmp_path, "--no-cache"), 2, "--cache")
+    refused(run(capsys, *ask, "--baseline", tmp_path / "none"), 2, "none")
+    refused(run(capsys, "tiny-glmm", "--task", mine), 2, "tiny-glmm")
+    refused(run(capsys, *ask, "--endpoint-model", "m"), 2, "--endpoint")
+    refused(run(capsys, *ask, "--task", "fidelity", "--transformers", artifact), 2, "fidelity")
+
+
+def test_an_artifact_that_cannot_be_written_is_said_first(
+    artifact: Path, mine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)  # root writes everywhere else
+    refused(run(capsys, artifact, "--task", mine), 4, "Read-only", "attach")
+
+
+def test_runs_that_were_not_asked_the_same_are_refused(
+    artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ("--task", mine, "--no-attach", "-o")
+    assert run(capsys, artifact, *ask, tmp_path / "one")[0] == 0
+    (tmp_path / "mine.jsonl").write_text(LINES.replace("sun", "moon"))
+    assert run(capsys, artifact, *ask, tmp_path / "two")[0] == 0
+    one, two = tmp_path / "one" / "baseline", tmp_path / "two" / "baseline"
+    refused(run(capsys, "compare", one, tmp_path / "two" / "dual-fp8-kv"), 2, "mine")
+    refused(run(capsys, artifact, *ask, tmp_path / "three", "--baseline", one), 2, "mine")
+    assert run(capsys, artifact, *ask, tmp_path / "four", "--baseline", two)[0] == 0
+
+
+def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "tasks", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert {"cloze", "heldout", "copy"} <= {task["name"] for task in found["tasks"]}
+    assert {"quick", "standard", "tools"} == {suite["name"] for suite in found["suites"]}
+    assert {"default", "strict", "accuracy"} <= {each["name"] for each in found["gates"]}
+    assert next(task for task in found["tasks"] if task["name"] == "cloze")["items"] >= 2500
