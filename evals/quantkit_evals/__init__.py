@@ -1,7 +1,7 @@
 """What a conversion does to a model, with statistics.
 
-torch, transformers and lm-eval (extra ``eval``) are imported inside the functions that need them, so that importing
-this package stays cheap. ``python -m quantkit_evals.demo`` is what ``make demo`` runs.
+torch, transformers and lm-eval (extra ``eval``) are imported inside the functions that need them, so that this
+package imports cheaply. ``python -m quantkit_evals.demo`` is what ``make demo`` runs.
 
     evaluation   ``quantkit eval`` as a library call; choice says of whom, session in which order
     candidates   our engine, transformers, endpoints; harness runs lm-eval on them
