@@ -33,7 +33,7 @@ from quantkit_serve.start.servable import servable
 
 TARGET = 2.0
 BATCH_SIZES = (1, 8, 32)
-PROBE = 24  # items of each task
+PROBE = 8  # items of each task
 CONFIGURATIONS = {
     "dual, decode path": Configuration("dual", "fp8", "decode"),
     "fp8, prefill path": Configuration("fp8", "bf16", "prefill"),
