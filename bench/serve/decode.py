@@ -10,7 +10,9 @@ reads, and that ``kv_b_proj`` is read in BF16, is not in the plan's bytes.
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from statistics import median
 
 import model
 from harness import in_turns, open_engine, run, same_load
@@ -30,22 +32,37 @@ AT_ONCE = 4
 SHARE = 0.90  # of the byte bound
 
 
-def decode_rates(engines: dict[str, Engine], output_len: int, rounds: int) -> dict[str, float]:
-    """Best decode tokens per second of each, one request."""
-    best = dict.fromkeys(engines, 0.0)
-    for number, name in in_turns(list(engines), rounds):
-        found = run(engines[name], same_load(1, 64, output_len, seed=number))
-        best[name] = max(best[name], found.decode_rate)
-    return best
+def decode_steps(engines: dict[str, Engine], output_len: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of every decode step of each, one request.
+
+    The engines decode the same request in lockstep, one step each in turn, since the bandwidth of a shared machine
+    changes within seconds: only neighbouring steps saw the same one. Weights exceed the caches, so an engine
+    finds none of its own there, as it wouldn't alone.
+    """
+    found: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(rounds):
+        for engine in engines.values():
+            for request in same_load(1, 64, output_len, seed=number):
+                engine.add(request)
+            engine.step()  # prefill
+        names = list(engines)
+        for _ in range(output_len - 1):
+            names.append(names.pop(0))
+            for name in names:
+                start = time.perf_counter()
+                engines[name].step()
+                found[name].append(time.perf_counter() - start)
+        if any(engine.has_work for engine in engines.values()):
+            raise RuntimeError("an answer is longer than it should be")
+    return found
 
 
 def prefill_rates(engines: dict[str, Engine], input_len: int, rounds: int) -> dict[str, float]:
-    """Best prefill tokens per second of each, one request."""
-    best = dict.fromkeys(engines, 0.0)
+    """Median prefill tokens per second of each, one request, in turns."""
+    found: dict[str, list[float]] = {name: [] for name in engines}
     for number, name in in_turns(list(engines), rounds):
-        found = run(engines[name], same_load(1, input_len, 1, seed=number))
-        best[name] = max(best[name], input_len / found.first_token_s)
-    return best
+        found[name].append(input_len / run(engines[name], same_load(1, input_len, 1, seed=number)).first_token_s)
+    return {name: median(rates) for name, rates in found.items()}
 
 
 def load_rates(engines: dict[str, Engine], load: tuple[int, int], rounds: int) -> dict[str, float]:
@@ -63,8 +80,10 @@ def of_model(name: str, options: Options) -> list[Row]:
     reads, shrink = model.decode_reads(name, options), 16 if options.is_small else 1
     if name == "tiny-glm":
         shrink = max(shrink, 2)  # it was trained for 2,048 positions
-    decode = decode_rates(engines, 128 // shrink, 1 if options.is_small else 5)
-    ratio, bound = decode["dual"] / decode["fp8"], reads["speedup_bound"]
+    steps = decode_steps(engines, 128 // shrink, 1 if options.is_small else 5)
+    decode = {name: 1 / median(seconds) for name, seconds in steps.items()}
+    ratio = median(fp8 / dual for fp8, dual in zip(steps["fp8"], steps["dual"], strict=True))
+    bound = reads["speedup_bound"]
     rate = decode["dual"] * reads["int4_bytes"]
     rows = [
         Row(f"{name}: decode, one request, dual", decode["dual"], "tok/s", "fp8", decode["fp8"]),
@@ -73,7 +92,7 @@ def of_model(name: str, options: Options) -> list[Row]:
         Row("  weight bytes read, dual", rate / 1e9, "GB/s", "read bandwidth", read_bandwidth() / 1e9),
         Row("  weight bytes read, fp8", decode["fp8"] * reads["fp8_bytes"] / 1e9, "GB/s"),
     ]
-    prefill = prefill_rates(engines, 1024 // shrink, 1 if options.is_small else 3)
+    prefill = prefill_rates(engines, 1024 // shrink, 1 if options.is_small else 7)
     ratio = prefill["dual"] / prefill["int4"]
     multiplied = 2 * prefill["dual"] * reads["fp8_bytes"]  # nearly all of a token's weights are a byte each
     rows += [
