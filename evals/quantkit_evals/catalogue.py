@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .evaluation import FIDELITY, SUITE
+from .evaluation import SUITE
+from .tasks.find import FIDELITY
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:

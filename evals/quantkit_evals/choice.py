@@ -71,7 +71,7 @@ def choose(model: Servable, choice: Choice) -> tuple[Candidate | Run, list[Candi
         path = choice.path
     wanted = [_on(model, choice, made, path) for made in found]
     baseline = _baseline(model, manifest, choice, path)
-    own: list[Candidate] = [one for one in wanted if one.configuration != _configuration(baseline)]
+    own: list[Candidate] = [one for one in wanted if not _is_same(one, baseline)]
     candidates = own + _others(model, choice)
     if not candidates:
         raise UsageError(
@@ -100,13 +100,15 @@ def _configurations(choice: Choice, *, is_artifact: bool) -> list[Configuration]
     ]
 
 
-def _on(model: Servable, choice: Choice, made: Configuration, path: ScoringPath) -> EngineCandidate:
+def _on(
+    model: Servable, choice: Choice, made: Configuration, path: ScoringPath, *, label: str | None = None
+) -> EngineCandidate:
     from dataclasses import replace
 
     from .candidates.engine import EngineCandidate
 
     return EngineCandidate(
-        model, replace(made, path=path), kv_bytes=choice.kv_bytes, decoded_context=DECODED_CONTEXT
+        model, replace(made, path=path), kv_bytes=choice.kv_bytes, decoded_context=DECODED_CONTEXT, label=label
     )
 
 
@@ -115,6 +117,7 @@ def _baseline(
 ) -> EngineCandidate | Run:
     kv: KvDtype = "f32" if choice.compute == "float32" else "bf16"
     weights: WeightSet = "fp8"
+    label = None
     if choice.baseline is not None:
         if (choice.baseline / HEADER).is_file():
             return read_run(choice.baseline)
@@ -122,16 +125,19 @@ def _baseline(
 
         model = servable(str(choice.baseline))
         manifest = _manifest(model)
+        label = f"{model.name}, {kv} KV"  # another model, whose weights may be of any kind
     if manifest is not None:
         weights = publisher_weights(manifest)
     made = Configuration(weights, kv, compute=choice.compute, fp8_activations=choice.fp8_activations)
-    return _on(model, choice, made, path)
+    return _on(model, choice, made, path, label=label)
 
 
-def _configuration(baseline: EngineCandidate | Run) -> Configuration | None:
+def _is_same(one: EngineCandidate, baseline: EngineCandidate | Run) -> bool:
     from .run import Run
 
-    return None if isinstance(baseline, Run) else baseline.configuration
+    if isinstance(baseline, Run) or one.configuration != baseline.configuration:
+        return False
+    return one.model.folder.resolve() == baseline.model.folder.resolve()
 
 
 def _others(model: Servable, choice: Choice) -> list[Candidate]:

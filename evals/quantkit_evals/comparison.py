@@ -75,7 +75,7 @@ class MetricComparison:
         num_items, num_clusters: compared.
         baseline: None for a metric of the pair (KL divergence).
         candidate: of the metric; for a metric of the pair its mean.
-        difference: None for a metric of the pair. For a perplexity, of the log (nats per token).
+        difference: None for a metric of the pair. For a perplexity, of the log (nats per token, word or byte).
         interval: of the difference (of the candidate's score for a metric of the pair), clustered bootstrap.
         p_value: two-sided, of no difference; None for a metric of the pair.
         p_adjusted: Holm over all metrics of the comparison that have a p value.

@@ -8,12 +8,15 @@ part of the configuration and of every report.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 WeightSet = Literal["dual", "fp8", "int4"]
 KvDtype = Literal["fp8", "bf16", "f32"]
 Path = Literal["prefill", "decode"]
+Compute = Literal["bfloat16", "float32"]
+Activations = Literal["none", "dynamic128"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,17 @@ class Configuration:
     weights: WeightSet
     kv_dtype: KvDtype = "bf16"
     path: Path = "decode"
-    compute: Literal["bfloat16", "float32"] = "bfloat16"
-    fp8_activations: Literal["none", "dynamic128"] = "none"
+    compute: Compute = "bfloat16"
+    fp8_activations: Activations = "none"
+
+    @classmethod
+    def of_json(cls, stated: object) -> Self | None:
+        """As a run states it; None where that is no configuration that this version knows."""
+        if not isinstance(stated, Mapping) or stated.keys() - _KNOWN.keys() or "weights" not in stated:
+            return None
+        if any(not isinstance(value, str) or value not in _KNOWN[name] for name, value in stated.items()):
+            return None
+        return cls(**stated)
 
     @property
     def needs_decode(self) -> bool:
@@ -45,3 +57,9 @@ class Configuration:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+_KNOWN: dict[str, tuple[str, ...]] = {
+    "weights": get_args(WeightSet), "kv_dtype": get_args(KvDtype), "path": get_args(Path),
+    "compute": get_args(Compute), "fp8_activations": get_args(Activations),
+}  # fmt: skip

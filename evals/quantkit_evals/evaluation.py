@@ -15,7 +15,7 @@ from quantkit.errors import ArtifactError
 
 from .choice import Choice, choose
 from .configuration import Configuration
-from .session import Say, Settings, check, evaluate
+from .session import Say, Settings, check, evaluate, fitting
 
 if TYPE_CHECKING:
     from quantkit.artifact import Artifact
@@ -25,25 +25,28 @@ if TYPE_CHECKING:
     from .report.report import Report
     from .run import Run
 
-FIDELITY = "fidelity"  # beside lm-eval's tasks: it needs the baseline and all candidates at once
 SUITE = "quick"  # if nothing is named
 
 
 def tasks_of(suite: str | None, names: Sequence[str]) -> dict[str, Any]:
-    """``tasks`` and ``fidelity`` of ``Settings``; the suite ``quick`` if nothing is named, which has fidelity.
+    """What ``Settings`` needs of tasks; the suite ``quick`` if nothing is named, which has fidelity.
 
     Raises:
         UsageError, EnvironmentProblem: see ``tasks.find_tasks``.
     """
     from .candidates.fidelity_task import FidelityText
     from .tasks import find_tasks
+    from .tasks.find import FIDELITY, has_fidelity
 
     if suite is None and not names:
         suite = SUITE
     others = [name for name in names if name != FIDELITY]
-    has_fidelity = suite == SUITE or len(others) < len(names)
+    is_named = len(others) < len(names) or (suite not in (None, SUITE) and has_fidelity(suite))
     found = find_tasks(others, suite=suite) if others or suite is not None else []
-    return {"tasks": tuple(found), "fidelity": FidelityText() if has_fidelity else None}
+    return {
+        "tasks": tuple(found), "fidelity": FidelityText() if is_named or suite == SUITE else None,
+        "is_fidelity_optional": not is_named,
+    }  # fmt: skip
 
 
 def evaluate_model(
@@ -64,7 +67,7 @@ def evaluate_model(
     from .report.keep import check_folder, keep
 
     baseline, candidates = choose(model, choice)
-    check(baseline, candidates, settings)
+    check(baseline, candidates, fitting(baseline, candidates, settings)[0])
     artifact = _artifact(model) if is_attached else None
     if artifact is not None:
         strangers = [c.label for c in candidates if c.identity().get("pair_id") != artifact.manifest.pair_id]
@@ -116,10 +119,10 @@ def configurations_of(run: Run) -> list[Configuration]:
     said = run.candidate.get("configuration")
     if run.candidate.get("kind") != "engine" or said is None:
         return []
-    try:
-        return [Configuration(**said)]
-    except TypeError as error:
-        raise ArtifactError(f"states no configuration of our engine: {error}", where=run.label) from None
+    found = Configuration.of_json(said)
+    if found is None:
+        raise ArtifactError("states no configuration of our engine that this version knows", where=run.label)
+    return [found]
 
 
 def _artifact(model: Servable) -> Artifact | None:

@@ -10,7 +10,7 @@ killed; fidelity, which needs all models at once and takes a minute or two, star
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ class Settings:
     Attributes:
         tasks: what every candidate is asked, besides fidelity.
         fidelity: text on which candidates of our engine are compared with the baseline token by token; None: not.
+        is_fidelity_optional: it is left out, and the report says so, where the baseline or a candidate can't give
+            it: a suite has it, nobody named it. A gate that judges it needs it.
         gate: None: nothing is judged.
         margin: of non-inferiority, a fraction.
         confidence: of intervals; a gate judges by its own.
@@ -48,6 +50,7 @@ class Settings:
 
     tasks: tuple[TaskSource, ...]
     fidelity: FidelityText | None = None
+    is_fidelity_optional: bool = False
     gate: Gate | None = None
     margin: float = 0.008
     confidence: float = 0.95
@@ -84,9 +87,14 @@ def evaluate(
     """
     from .compare import compare
     from .gate import judge
+    from .harness.cache import check_cache
     from .report.report import Judged, Report
 
+    settings, left_out = fitting(baseline, candidates, settings)
     check(baseline, candidates, settings)
+    check_cache(settings.cache if settings.tasks else None)
+    for line in left_out:
+        say(line)
     first, runs = _run_all(baseline, candidates, settings, on_progress, say)
     confidence = settings.gate.confidence if settings.gate else settings.confidence
     judged = []
@@ -95,6 +103,7 @@ def evaluate(
             first, run, margin=settings.margin, confidence=confidence, seed=settings.seed,
             allow_left_out=isinstance(baseline, Run),
         )  # fmt: skip
+        found = replace(found, left_out=found.left_out + left_out)
         judged.append(Judged(found, judge(settings.gate, found) if settings.gate else None))
     return Report(tuple(judged), settings.undecided)
 
@@ -111,17 +120,65 @@ def check(baseline: Candidate | Run, candidates: Sequence[Candidate], settings: 
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         raise UsageError(f"{twice!r} is there twice", where="--weights", accepted="each configuration once")
-    if settings.fidelity is not None:
-        for one in (baseline, *candidates):
-            if not isinstance(one, EngineCandidate):
-                raise UsageError(
-                    f"fidelity needs the logits of every token, which {one.label} does not give",
-                    where="--task fidelity", accepted="candidates of our own engine",
-                )  # fmt: skip
+    _check_names(settings)
+    if isinstance(baseline, Run):
+        _check_versions(baseline, settings)
+    if settings.fidelity is not None and (why := _no_fidelity(baseline, candidates)):
+        raise UsageError(
+            why, where="--task fidelity", accepted="a baseline and candidates of our own engine",
+            hint="Name other tasks, and a gate that judges them.",
+        )  # fmt: skip
     if settings.gate is not None:
         for one in candidates:
             configuration = one.configuration if isinstance(one, EngineCandidate) else None
             settings.gate.check(planned(one, settings), () if configuration is None else (configuration,))
+
+
+def _check_names(settings: Settings) -> None:
+    from .candidates.fidelity_task import TASK
+
+    if settings.fidelity is not None and any(task.name == TASK for task in settings.tasks):
+        raise UsageError(
+            f"another task is called {TASK}, too", where="--task", hint="Give it another `name:` in its file."
+        )
+
+
+def _check_versions(baseline: Run, settings: Settings) -> None:
+    """That what a kept run was asked is what will be asked; what else differs, its records show in the end."""
+    for task in settings.tasks:
+        theirs = baseline.task(task.name)
+        if theirs is not None and theirs.version != task.version:
+            raise UsageError(
+                f"the baseline was asked another version of task {task.name} ({theirs.version[:12]}, now "
+                f"{task.version[:12]})",
+                where="--baseline", hint="Evaluate the baseline again.",
+            )  # fmt: skip
+    if settings.tasks and not any(baseline.task(task.name) for task in settings.tasks):
+        raise UsageError(
+            "the baseline has none of the tasks", where="--baseline",
+            accepted=", ".join(task.name for task in baseline.tasks),
+        )  # fmt: skip
+
+
+def fitting(
+    baseline: Candidate | Run, candidates: Sequence[Candidate], settings: Settings
+) -> tuple[Settings, tuple[str, ...]]:
+    """The settings without fidelity where it is optional and can't be had, and what is left out, as a sentence."""
+    is_judged = settings.gate is not None and any(r.metric.startswith("fidelity.") for r in settings.gate.rules)
+    if settings.fidelity is None or not settings.is_fidelity_optional or not settings.tasks or is_judged:
+        return settings, ()
+    why = _no_fidelity(baseline, candidates)
+    return (replace(settings, fidelity=None), (f"task fidelity: {why}",)) if why else (settings, ())
+
+
+def _no_fidelity(baseline: Candidate | Run, candidates: Sequence[Candidate]) -> str | None:
+    """Why there can be none; None if there can."""
+    from .candidates.engine import EngineCandidate
+
+    for one in (baseline, *candidates):
+        if not isinstance(one, EngineCandidate):
+            return f"it needs the logits of every token, which {one.label} does not give"
+    return None
 
 
 def planned(candidate: Candidate, settings: Settings) -> list[Planned]:

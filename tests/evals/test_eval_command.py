@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,23 @@ def test_what_is_refused_before_anything_runs(
     refused(run(capsys, "tiny-glmm", "--task", mine), 2, "tiny-glmm")
     refused(run(capsys, *ask, "--endpoint-model", "m"), 2, "--endpoint")
     refused(run(capsys, *ask, "--task", "fidelity", "--transformers", artifact), 2, "fidelity")
+    (tmp_path / "suite.yaml").write_text("tasks: [fidelity, mine.yaml]\n")
+    suite = (artifact, "--suite", tmp_path / "suite.yaml", "--no-attach")
+    refused(run(capsys, *suite, "--transformers", artifact), 2, "--task fidelity", "does not give")
+    refused(run(capsys, artifact, "--gate", "default", "--transformers", artifact), 2, "--task fidelity")
+    mine.write_text(TASK + "name: fidelity\n")
+    refused(run(capsys, *suite), 2, "another task is called fidelity")
+
+
+def test_a_kept_answer_file_that_is_none_is_said_before_anything_runs(
+    artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("quantkit_serve.model.runner.open_runner", never)
+    (tmp_path / "responses.sqlite").write_bytes(b"something else, " * 100)
+    refused(run(capsys, artifact, "--task", mine, "--no-attach", "--cache", tmp_path), 3, "Delete it")
 
 
 def test_an_artifact_that_cannot_be_written_is_said_first(
@@ -156,8 +174,24 @@ def test_runs_that_were_not_asked_the_same_are_refused(
     assert run(capsys, artifact, *ask, tmp_path / "two")[0] == 0
     one, two = tmp_path / "one" / "baseline", tmp_path / "two" / "baseline"
     refused(run(capsys, "compare", one, tmp_path / "two" / "dual-fp8-kv"), 2, "mine")
-    refused(run(capsys, artifact, *ask, tmp_path / "three", "--baseline", one), 2, "mine")
+    refused(run(capsys, artifact, *ask, tmp_path / "three", "--baseline", one), 2, "mine", "another version")
+    refused(
+        run(capsys, artifact, "--task", "tool_calls", "--no-attach", "--baseline", one), 2, "none of the tasks"
+    )
     assert run(capsys, artifact, *ask, tmp_path / "four", "--baseline", two)[0] == 0
+
+
+def test_fp8_weights_against_the_checkpoint_they_were_made_of(
+    artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(shutil.copytree(artifact / "prefill", tmp_path / "source"))
+    code, text, err = run(
+        capsys, artifact, "--task", mine, "--no-attach", "--json", "--baseline", source,
+        "--weights", "fp8", "--weights", "dual", "--kv-dtype", "bf16",
+    )  # fmt: skip
+    document = json.loads(text)
+    assert code == 0 and document["baseline"]["label"] == "source, bf16 KV", err
+    assert [one["label"] for one in document["candidates"]] == ["fp8, bf16 KV", "dual, bf16 KV"]
 
 
 def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:

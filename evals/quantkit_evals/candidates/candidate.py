@@ -71,6 +71,10 @@ class Candidate(Protocol):
     def identity(self) -> dict[str, Any]:
         """``Run.candidate``, JSON-ready: all that decides what the candidate answers, digests among it."""
 
+    def state(self) -> str:
+        """Of the files that answers come from: others than when an answer was kept, and it is made again. What an
+        artifact states of itself stays as it is when its files are damaged. Empty: there are no files here."""
+
     def refusal(self, pair: Pair) -> str | None:
         """Why a pair can't be scored, mostly its length; None if it can."""
 

@@ -13,6 +13,23 @@ def is_artifact(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+def files_state(*folders: Path) -> str:
+    """Digest of names, sizes and times of the files in folders: changes with them, costs no reading.
+
+    Raises:
+        OSError: a folder can't be listed.
+    """
+    there = [folder for folder in folders if folder.is_dir()]  # a view may be stored as a reference
+    files = [path for folder in there for path in sorted(folder.iterdir()) if path.is_file()]
+    stats = [(path.parent.name, path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()
+
+
+def view_folders(folder: Path) -> tuple[Path, ...]:
+    """Where the weights of an artifact or a checkpoint are."""
+    return (folder / "prefill", folder / "decode") if is_artifact(folder) else (folder,)
+
+
 def digests(folder: Path) -> dict[str, Any]:
     """An artifact states the digests of all its files in its manifest. A checkpoint's is of its headers, and of
     names, sizes and times of its files, since reading all of it would take minutes.
@@ -31,6 +48,6 @@ def digests(folder: Path) -> dict[str, Any]:
         }
     from quantkit.checkpoint import open_checkpoint
 
-    stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(folder.iterdir()) if p.is_file()]
-    files = hashlib.sha256(repr(stats).encode()).hexdigest()
-    return {"checkpoint_fingerprint": open_checkpoint(folder).fingerprint, "files_sha256": files}
+    return {
+        "checkpoint_fingerprint": open_checkpoint(folder).fingerprint, "files_sha256": files_state(folder),
+    }  # fmt: skip

@@ -11,20 +11,20 @@ done; answers here go through the same cache as everybody's.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from quantkit.errors import EnvironmentProblem, UsageError
 
+from .at_once import at_once
 from .candidate import OnProgress, TaskPath
+from .echoed import scored
 from .engine import load_tokenizer
 from .generation import Prompt
-from .pair import NotFinite, Pair, Scored
+from .pair import Pair, Scored
 from .retrying import Retrying
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 300.0
 _KEY = "OPENAI_API_KEY"
 _AT_ONCE = 8  # pairs of one request
-Q = TypeVar("Q")
-A = TypeVar("A")
+_LEAST = 4  # tokens that any question takes
 
 
 class EndpointCandidate:
@@ -45,7 +44,8 @@ class EndpointCandidate:
         url: of the server, with or without ``/v1``.
         tokenizer: folder with the tokenizer of the model that the server has.
         model: that the server calls so; None if it has just one.
-        max_length: tokens of prompt and answer that the server takes; None if it says so itself.
+        max_length: tokens of prompt and answer that the server takes; None: what it says itself, or else what
+            the model was made for. It refuses what is longer, so that nothing is cut either way.
         sends: prompts as token ids or as text.
         concurrency: requests at a time.
         transport, sleep: for tests.
@@ -67,16 +67,11 @@ class EndpointCandidate:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
-        base = url.rstrip("/")
-        self.url = base if base.endswith("/v1") else f"{base}/v1"
-        if not self.url.startswith(("http://", "https://")):
-            raise UsageError("is no URL of a server", where=url, accepted="http://HOST:PORT or https://...")
+        self.url = _address(url)
         self._model, self._label, self._max_length = model, label, max_length
         self._folder, self._sends, self._concurrency = tokenizer, sends, concurrency
         settings: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
-        self._server = Retrying(
-            self.url, api_key=os.environ.get(_KEY), timeout_s=timeout_s, transport=transport, **settings
-        )
+        self._server = Retrying(self.url, api_key=_key(), timeout_s=timeout_s, transport=transport, **settings)
 
     @property
     def label(self) -> str:
@@ -87,7 +82,8 @@ class EndpointCandidate:
         """The model's entry of ``/v1/models``."""
         answer = self._server.ask("GET", "/models")
         found = answer.get("data") if isinstance(answer, dict) else None
-        models = [one for one in found or [] if isinstance(one, dict) and isinstance(one.get("id"), str)]
+        listed = found if isinstance(found, list) else []
+        models = [one for one in listed if isinstance(one, dict) and _is_text(one.get("id"))]
         names = ", ".join(one["id"] for one in models) or "none"
         if self._model is None and len(models) != 1:
             raise UsageError(f"the server has {len(models)} models", where=self.url, accepted=names)
@@ -102,7 +98,11 @@ class EndpointCandidate:
 
     def identity(self) -> dict[str, Any]:
         """A server doesn't say which weights it has: the same URL and model count as the same candidate."""
-        listed = {name: value for name, value in self._listed.items() if name not in ("created", "permission")}
+        listed = {
+            name: value
+            for name, value in self._listed.items()
+            if name != "created" and (value is None or isinstance(value, int) or _is_text(value))
+        }
         return {
             "label": self.label, "kind": "endpoint", "model": self.model, "url": self.url, "listed": listed,
             "sends": self._sends,
@@ -115,17 +115,21 @@ class EndpointCandidate:
     @cached_property
     def _room(self) -> int:
         """Tokens of prompt and answer."""
-        found = self._max_length or self._listed.get("max_model_len")
-        if not isinstance(found, int):
-            raise UsageError(
-                "the server does not say how many tokens it takes", where=self.url, hint="Give max_length."
-            )
+        found = self._max_length or self._listed.get("max_model_len") or _model_room(self._folder)
+        if isinstance(found, bool) or not isinstance(found, int) or found < _LEAST:
+            raise EnvironmentProblem(
+                f"the server does not say how many tokens it takes (max_model_len is {found!r:.60})",
+                where=self.url, accepted=f"a whole number from {_LEAST}",
+            )  # fmt: skip
         return found
 
     @property
     def max_length(self) -> int:
         """A prompt that is scored has all tokens of a pair, and the server generates one more."""
         return self._room - 2
+
+    def state(self) -> str:
+        return ""
 
     def refusal(self, pair: Pair) -> str | None:
         if pair.num_tokens >= self._room:
@@ -141,7 +145,7 @@ class EndpointCandidate:
     def score(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]:
         order = sorted(range(len(pairs)), key=lambda i: (-pairs[i].num_tokens, pairs[i].context))
         groups = [order[start : start + _AT_ONCE] for start in range(0, len(order), _AT_ONCE)]
-        for found in self._all(groups, lambda group: self._score_some(group, pairs)):
+        for found in at_once(groups, lambda group: self._score_some(group, pairs), self._concurrency):
             yield from found
 
     def _score_some(self, group: Sequence[int], pairs: Sequence[Pair]) -> list[tuple[int, Scored]]:
@@ -151,29 +155,10 @@ class EndpointCandidate:
             "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True,
         }  # fmt: skip
         choices = self._choices(self._server.ask("POST", "/completions", body), len(group))
-        return [(i, self._scored(i, pairs[i], choice)) for i, choice in zip(group, choices, strict=True)]
-
-    def _scored(self, index: int, pair: Pair, choice: dict[str, Any]) -> Scored:
-        logprobs = choice.get("logprobs")
-        found = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
-        tops = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
-        if not isinstance(found, list) or not isinstance(tops, list):
-            raise EnvironmentProblem("the endpoint gives no logprobs of prompts (echo)", where=self.url)
-        if len(found) not in (pair.num_tokens, pair.num_tokens + 1):  # it may generate one
-            raise EnvironmentProblem(
-                f"the endpoint counts {len(found) - 1} tokens, the tokenizer {pair.num_tokens}", where=self.url,
-                hint="It has another tokenizer, or adds tokens to prompts.",
-            )  # fmt: skip
-        own = slice(len(pair.context), pair.num_tokens)
-        values = found[own]
-        for offset, value in enumerate(values):
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise NotFinite(index, offset)
-        is_greedy = all(top and value >= max(top.values()) for value, top in zip(values, tops[own], strict=True))
-        return Scored(math.fsum(values), is_greedy)
+        return [(i, scored(i, pairs[i], choice, self.url)) for i, choice in zip(group, choices, strict=True)]
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str]]:
-        return self._all(range(len(prompts)), lambda index: (index, self._answer(prompts[index])))
+        return at_once(range(len(prompts)), lambda index: (index, self._answer(prompts[index])), self._concurrency)
 
     def _answer(self, prompt: Prompt) -> str:
         made = prompt.generation
@@ -204,32 +189,68 @@ class EndpointCandidate:
         found = answer.get("choices") if isinstance(answer, dict) else None
         if not isinstance(found, list) or len(found) != count or not all(isinstance(c, dict) for c in found):
             raise EnvironmentProblem(f"the endpoint does not give {count} choices", where=self.url)
-        return sorted(found, key=lambda choice: choice.get("index", 0))
+        numbered = [choice.get("index", 0 if count == 1 else None) for choice in found]
+        if sorted(map(str, numbered)) != sorted(map(str, range(count))):
+            raise EnvironmentProblem(f"the endpoint numbers {count} choices {numbered}", where=self.url)
+        return sorted(found, key=lambda choice: int(choice.get("index", 0)))
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def _all(self, questions: Sequence[Q], answer: Callable[[Q], A]) -> Iterator[A]:
-        """Answers as they come. If one fails, those under way are awaited and given before the error is raised."""
-        failed: list[BaseException] = []
-
-        def attempt(question: Q) -> A | None:
-            if failed:
-                return None
-            try:
-                return answer(question)
-            except BaseException as error:
-                failed.append(error)
-                return None
-
-        with ThreadPoolExecutor(self._concurrency) as pool:
-            for future in as_completed([pool.submit(attempt, question) for question in questions]):
-                if (found := future.result()) is not None:
-                    yield found
-        if failed:
-            raise failed[0]
 
     def lm(self, *, cache: Path | None = None, on_progress: OnProgress = lambda _: None) -> TemplateLM:
         from ..harness.lm_eval_model import HarnessModel
 
         return HarnessModel(self, cache=cache, on_progress=on_progress)
+
+
+def _address(url: str) -> str:
+    """The server's, with ``/v1``. It stands in reports, so that it may hold no password.
+
+    Raises:
+        UsageError: no such URL.
+    """
+    import httpx
+
+    accepted = "http://HOST:PORT or https://..."
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise UsageError(f"is no URL of a server: {error}", where=repr(url), accepted=accepted) from None
+    if found.scheme not in ("http", "https") or not found.host:
+        raise UsageError("is no URL of a server", where=url, accepted=accepted)
+    if found.userinfo or found.query or found.fragment:
+        raise UsageError(
+            "has more than a server's address, and reports show it", where=f"{found.scheme}://{found.host}/...",
+            accepted=accepted, hint=f"A key goes into the variable {_KEY}.",
+        )  # fmt: skip
+    base = url.rstrip("/")
+    return base if base.endswith("/v1") else f"{base}/v1"
+
+
+def _is_text(value: object) -> bool:
+    """That a report can hold: no half of a surrogate pair, which JSON lets a server send."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _key() -> str | None:
+    """What authorizes requests; white space around it comes from files.
+
+    Raises:
+        EnvironmentProblem: no header can hold it. It is not shown.
+    """
+    found = os.environ.get(_KEY, "").strip()
+    if not all("!" <= character <= "~" for character in found):
+        raise EnvironmentProblem("holds characters that no key has", where=_KEY, accepted="printable ASCII")
+    return found or None
+
+
+def _model_room(folder: Path) -> Any:
+    """Positions that the model's configuration states; None if it states none."""
+    from quantkit.artifact.canonical import parse_json
+
+    try:
+        config = parse_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    text = config.get("text_config", config) if isinstance(config, dict) else {}
+    return text.get("max_position_embeddings") if isinstance(text, dict) else None

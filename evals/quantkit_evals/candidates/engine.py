@@ -19,7 +19,7 @@ from ..configuration import Configuration
 from ..configuration import Path as ScoringPath
 from ..extras import require
 from .candidate import OnProgress
-from .digests import digests, is_artifact
+from .digests import digests, files_state, is_artifact, view_folders
 from .generation import Prompt
 from .pair import Pair, Scored
 
@@ -157,6 +157,9 @@ class EngineCandidate:
 
     # -- what it does
 
+    def state(self) -> str:
+        return files_state(*view_folders(self.model.folder))
+
     def refusal(self, pair: Pair) -> str | None:
         return self._scorer.refusal(pair)
 
@@ -259,8 +262,9 @@ def load_tokenizer(folder: Path) -> Any:
         raise UsageError("has no tokenizer (tokenizer_config.json)", where=str(folder))
     try:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"its tokenizer can't be loaded: {error}", where=str(folder)) from None
+    except Exception as error:  # the tokenizers' library raises plain ones, transformers any kind
+        said = str(error).strip() or type(error).__name__
+        raise UsageError(f"its tokenizer can't be loaded: {said.splitlines()[0]}", where=str(folder)) from None
 
 
 def _engine_versions() -> dict[str, str]:

@@ -11,6 +11,8 @@ import httpx
 from quantkit.errors import EnvironmentProblem
 
 TRIES = 6
+SILENT = 2  # tries that may end without an answer in time: more would be hours
+CONNECT_S = 15.0
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504}  # of the moment, or of the server
 _SHOWN = 300  # characters of an answer
@@ -35,7 +37,8 @@ class Retrying:
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.base, self._sleep = base, sleep
-        self._client = httpx.Client(headers=headers, timeout=timeout_s, transport=transport)
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S))
+        self._client = httpx.Client(headers=headers, timeout=timeout, transport=transport)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON that the server answers with; any thread may ask.
@@ -44,7 +47,7 @@ class Retrying:
             EnvironmentProblem: it refuses, can't be reached or fails for too long, or answers no JSON.
         """
         url = f"{self.base}{path}"
-        why, wait = "", FIRST_WAIT_S
+        why, wait, silent = "", FIRST_WAIT_S, 0
         for attempt in range(TRIES):
             if attempt:
                 self._sleep(wait)
@@ -53,15 +56,21 @@ class Retrying:
                 answer = self._client.request(method, url, json=body)
             except httpx.InvalidURL as error:
                 raise EnvironmentProblem(f"is no URL: {error}", where=url) from None
+            except httpx.DecodingError as error:
+                raise EnvironmentProblem(f"the endpoint's answer can't be read: {error}", where=url) from None
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
+                silent += isinstance(error, httpx.ReadTimeout)
+                if silent == SILENT:
+                    break
                 continue
             if answer.status_code in PASSING:
                 why = f"HTTP {answer.status_code}: {answer.text[:_SHOWN]}"
                 wait = max(wait, _retry_after(answer))
                 continue
             return _json(answer, url)
-        raise EnvironmentProblem(f"the endpoint failed {TRIES} times in a row, last with: {why}", where=url)
+        times = attempt + 1
+        raise EnvironmentProblem(f"the endpoint failed {times} times in a row, last with: {why}", where=url)
 
 
 def _retry_after(answer: httpx.Response) -> float:
@@ -78,5 +87,5 @@ def _json(answer: httpx.Response, url: str) -> Any:
         )
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EnvironmentProblem(f"the endpoint answers no JSON: {answer.text[:_SHOWN]}", where=url) from None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..extras import require
 from .candidate import OnProgress, TaskPath
-from .digests import digests, is_artifact
+from .digests import digests, files_state, is_artifact, view_folders
 from .engine import load_tokenizer
 from .generation import Prompt
 from .pair import NotFinite, Pair, Scored
@@ -102,6 +102,9 @@ class TransformersCandidate:
     @property
     def max_length(self) -> int:
         return int(self._lm.max_length)
+
+    def state(self) -> str:
+        return files_state(*view_folders(self.model.folder))
 
     def refusal(self, pair: Pair) -> str | None:
         needed = pair.num_tokens - 1

@@ -16,7 +16,7 @@ from quantkit.errors import UsageError
 
 from ..comparison import Comparison, GateResult, Interval, MetricComparison, RuleResult, Verdict
 from ..configuration import Configuration
-from ..paired.decision import items_to_decide, verdict
+from ..paired.decision import items_to_decide, rounded, verdict
 from ..paired.few import t_interval
 from .check import applicable
 from .schema import Gate, Rule
@@ -74,10 +74,8 @@ def _configuration(candidate: Any) -> list[Configuration]:
     stated = candidate.get("configuration")
     if candidate.get("kind") != "engine" or not isinstance(stated, dict):
         return []
-    known = {key: stated[key] for key in Configuration.__dataclass_fields__ if key in stated}
-    if "weights" not in known:
-        return []
-    return [Configuration(**known)]
+    found = Configuration.of_json({k: v for k, v in stated.items() if k in ("weights", "kv_dtype")})
+    return [found or Configuration("dual")]  # one that this version does not know is judged as strictly as any
 
 
 def _result(rule: Rule, found: MetricComparison, gate: Gate) -> RuleResult:
@@ -112,13 +110,7 @@ def _advice(asked: _Asked, found: MetricComparison, confidence: float) -> str:
     needed = items_to_decide(asked.found, asked.interval, asked.limit, found.num_items, confidence)
     if needed is None:
         return "the value is at the limit: no number of items would decide it if it stays there"
-    return f"about {_rounded(needed - found.num_items):,} more items would decide it if the value stays what it is"
-
-
-def _rounded(count: int) -> int:
-    """Up to two digits: the number is an estimate and should look like one."""
-    step: int = 10 ** max(0, len(str(count)) - 2)
-    return -(-count // step) * step
+    return f"about {rounded(needed - found.num_items):,} more items would decide it if the value stays what it is"
 
 
 def _score(rule: Rule, found: MetricComparison, confidence: float) -> _Asked:

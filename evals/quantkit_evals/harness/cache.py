@@ -2,8 +2,8 @@
 
 One SQLite file, only ever added to. Answers are written a few at a time, each group in a transaction: what a kill
 -9 loses are those of the last moment, which are made again. A key is the SHA-256 of the candidate's identity
-(digests of weights, configuration, versions), the kind of request and its content, so an answer of another model,
-configuration or build is never found.
+(digests of weights, configuration, versions; sizes and times of its files), the kind of request and its content,
+so an answer of another model, configuration or build is never found.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ FILE = "responses.sqlite"
 _HELD = 256  # answers
 _HELD_S = 1.0
 _TIMEOUT_S = 60.0
+_ELSEWHERE = "Keep them elsewhere (--cache DIR), or none (--no-cache)."
 
 
 def default_cache() -> Path:
@@ -41,6 +42,7 @@ class ResponseCache:
 
     Attributes:
         num_found: answers that were there.
+        path: of the file; None if nothing is kept.
 
     Raises:
         EnvironmentProblem: the folder can't be written to.
@@ -53,12 +55,12 @@ class ResponseCache:
         self._held: list[tuple[str, str]] = []
         self._written = time.monotonic()
         self.num_found = 0
-        self._path = None if folder is None else folder / FILE
-        self._base = None if self._path is None else _open(self._path)
+        self.path = None if folder is None else folder / FILE
+        self._base = None if self.path is None else _open(self.path)
 
     @property
     def is_on(self) -> bool:
-        return self._path is not None
+        return self.path is not None
 
     def key(self, kind: str, content: Any) -> str:
         """Of a request; ``content`` is JSON-ready."""
@@ -69,14 +71,22 @@ class ResponseCache:
         return digest.hexdigest()
 
     def get(self, key: str) -> Any:
-        """The answer, JSON-ready; None if there is none."""
+        """The answer, JSON-ready; None if there is none.
+
+        Raises:
+            ArtifactError: the file is damaged.
+        """
         if self._base is None:
             return None
-        row = self._base.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
-        self.num_found += 1
-        return json.loads(row[0])
+        try:
+            row = self._base.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            found = None if row is None else json.loads(row[0])
+        except sqlite3.OperationalError as error:
+            raise EnvironmentProblem(f"kept answers can't be read: {error}", where=str(self.path)) from None
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise damaged(self.path, error) from None
+        self.num_found += row is not None
+        return found
 
     def put(self, key: str, answer: Any) -> None:
         """Keep an answer; it is on disk within a second or so."""
@@ -96,7 +106,9 @@ class ResponseCache:
                 with self._base:
                     self._base.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", self._held)
             except sqlite3.Error as error:
-                raise EnvironmentProblem(f"answers can't be kept: {error}", where=str(self._path)) from None
+                raise EnvironmentProblem(
+                    f"answers can't be kept: {error}", where=str(self.path), hint=_ELSEWHERE
+                ) from None
             self._held.clear()
         self._written = time.monotonic()
 
@@ -113,6 +125,23 @@ class ResponseCache:
             self._base = None
 
 
+def check_cache(folder: Path | None) -> None:
+    """That answers can be kept; asked before anything is measured.
+
+    Raises:
+        EnvironmentProblem, ArtifactError: see ``ResponseCache``.
+    """
+    if folder is not None:
+        _open(folder / FILE).close()
+
+
+def damaged(path: Path | None, error: Exception) -> ArtifactError:
+    """What is said of a file that is something else."""
+    return ArtifactError(
+        f"is not a file of kept answers ({error})", where=str(path), hint="Delete it; answers are made again."
+    )
+
+
 def _open(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,14 +152,16 @@ def _open(path: Path) -> sqlite3.Connection:
             "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID"
         )
         base.commit()
+        base.execute("INSERT OR IGNORE INTO answers VALUES ('', '')")  # what can only be read says so here
+        base.rollback()
     except OSError as error:
         raise EnvironmentProblem(
-            f"answers can't be kept here ({error.strerror})", where=str(path.parent)
+            f"answers can't be kept here ({error.strerror})", where=str(path.parent), hint=_ELSEWHERE
         ) from None
     except sqlite3.OperationalError as error:
-        raise EnvironmentProblem(f"answers can't be kept here ({error})", where=str(path)) from None
-    except sqlite3.DatabaseError as error:
-        raise ArtifactError(
-            f"is not a file of kept answers ({error})", where=str(path), hint="Delete it; answers are made again."
+        raise EnvironmentProblem(
+            f"answers can't be kept here ({error})", where=str(path), hint=_ELSEWHERE
         ) from None
+    except sqlite3.DatabaseError as error:
+        raise damaged(path, error) from None
     return base

@@ -29,7 +29,7 @@ from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
 from ..candidates.candidate import Candidate, OnProgress, Progress
 from ..candidates.generation import Prompt, parse_generation
 from ..candidates.pair import NotFinite, Pair, Scored
-from .cache import ResponseCache
+from .cache import ResponseCache, damaged
 
 _TELL_S = 0.25  # between two reports of progress
 Place = tuple[str, int]  # task, document
@@ -63,7 +63,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
     ) -> None:
         super().__init__()
         self.candidate, self.tokenizer = candidate, candidate.tokenizer
-        self.cache = ResponseCache(cache, candidate.identity())
+        self.cache = ResponseCache(cache, candidate.identity() | {"state": candidate.state()})
         self.skipped: dict[Place, str] = {}
         self.context_tokens: dict[Place, int] = {}
         self.item_names: Callable[[Place], str] = lambda place: f"task {place[0]}, item {place[1]}"
@@ -78,8 +78,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
 
     @property
     def prefix_token_id(self) -> int:
-        bos = self.tokenizer.bos_token_id
-        return self.eot_token_id if bos is None else int(bos)
+        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        raise UsageError(
+            "the tokenizer has neither a first nor a last token, of which one begins a text that has no context",
+            where=self.candidate.label,
+        )
 
     @cached_property
     def _prefix_text(self) -> str:
@@ -206,7 +211,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
             refusal=candidate.refusal,
             compute=candidate.score,
             dump=lambda found: [found.logprob, found.is_greedy, found.num_decoded],
-            load=lambda kept: Scored(*kept),
+            load=_scored,
             stand_in=Scored(0.0, False),
         )
         answers = self._answers(kind, asked)
@@ -227,7 +232,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
             refusal=candidate.refusal_of_prompt,
             compute=candidate.generate,
             dump=lambda text: text,
-            load=lambda kept: str(kept),
+            load=str,
             stand_in="",
         )
         return self._answers(kind, asked)
@@ -251,7 +256,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
             if (kept := self.cache.get(key)) is None:
                 todo[key] = request, question
             else:
-                found[key] = kind.load(kept)
+                try:
+                    found[key] = kind.load(kept)
+                except (TypeError, ValueError) as error:
+                    raise damaged(self.cache.path, error) from None
         self._compute(kind, todo, found)
         return [kind.stand_in if key is None else found[key] for key in keys]
 
@@ -312,6 +320,11 @@ class _Kind(Generic[Q, A]):
     dump: Callable[[A], Any]
     load: Callable[[Any], A]
     stand_in: A
+
+
+def _scored(kept: Any) -> Scored:
+    logprob, is_greedy, num_decoded = kept
+    return Scored(float(logprob), bool(is_greedy), int(num_decoded))
 
 
 def _task(request: Instance) -> str:

@@ -38,6 +38,12 @@ def items_to_decide(value: float, interval: Interval, limit: float, items: int, 
     return max(items + 1, math.ceil(items * (half * wider / gap) ** 2))
 
 
+def rounded(count: int) -> int:
+    """Up to two digits: the number is an estimate and should look like one."""
+    step: int = 10 ** max(0, len(str(count)) - 2)
+    return -(-count // step) * step
+
+
 def planned_items(
     discordant: float,
     margin: float,

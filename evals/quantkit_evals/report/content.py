@@ -245,8 +245,8 @@ def _reading(report: Report) -> Iterator[str]:
     )
     yield (
         "Differences are candidate minus baseline: of accuracies in points (percent minus percent), of "
-        "perplexities of the logarithm in nats per token. Recovery and ratio are candidate to baseline; of a "
-        "perplexity, recovery is baseline to candidate."
+        "perplexities of the logarithm, in nats per what they are of. Recovery and ratio are candidate to "
+        "baseline; of a perplexity, recovery is baseline to candidate."
     )
     yield "A rule holds or fails only if its whole interval is on that side of the limit; else it is undecided."
     yield (

@@ -21,6 +21,8 @@ def gaps(report: Report) -> Iterator[str]:
     for judged in report.judged:
         yield from (f"{judged.label}: left out: {reason}" for reason in judged.comparison.left_out)
         yield from _skipped(judged.comparison.candidate, judged.label)
+        yield from _few(judged)
+        yield from _unproven(judged)
         yield from _blind(judged)
         yield from _unknown(judged)
         yield from _unjudged(judged)
@@ -42,6 +44,21 @@ def _named(skipped: Sequence[Skipped], reason: str) -> str:
     items = [one.item for one in skipped if one.reason == reason]
     more = f" and {len(items) - NAMED:,} more" if len(items) > NAMED else ""
     return ", ".join(items[:NAMED]) + more
+
+
+def _few(judged: Judged) -> Iterator[str]:
+    """A trial run, which should not pass for the whole."""
+    limit = judged.comparison.candidate.settings.get("limit")
+    if isinstance(limit, int):
+        yield f"{judged.label}: only {limit} items of each task were asked at most (--limit), fidelity aside"
+
+
+def _unproven(judged: Judged) -> Iterator[str]:
+    if judged.comparison.candidate.candidate.get("kind") == "endpoint":
+        yield (
+            f"{judged.label}: which weights a server has is not known here; answers that were kept of this URL "
+            "and model before count as its own (--no-cache asks again)"
+        )
 
 
 def _blind(judged: Judged) -> Iterator[str]:

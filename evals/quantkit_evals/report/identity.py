@@ -19,13 +19,7 @@ UNSTATED = "not stated"
 
 def configuration(run: Run) -> Configuration | None:
     """Of our engine; None for candidates that have none, or one that this version does not know."""
-    found = run.candidate.get("configuration")
-    if not isinstance(found, Mapping):
-        return None
-    try:
-        return Configuration(**found)
-    except TypeError:
-        return None
+    return Configuration.of_json(run.candidate.get("configuration"))
 
 
 def activations(run: Run) -> str:

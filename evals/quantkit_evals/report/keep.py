@@ -27,6 +27,7 @@ from .markdown import markdown
 from .report import Report
 
 BASELINE = "baseline"
+REPORTS = ("report.json", "report.html", "report.md", "junit.xml")
 
 
 def check_folder(folder: Path) -> None:
@@ -49,15 +50,17 @@ def keep(report: Report, folder: Path) -> Path:
         ArtifactError: a run has a number that is not finite.
     """
     check_folder(folder)
+    with disk_errors(folder):
+        for name in REPORTS:  # first: an old verdict never stands beside new records
+            (folder / name).unlink(missing_ok=True)
     write_run(report.judged[0].comparison.baseline, folder / BASELINE)
     for judged in report.judged:
         write_run(judged.comparison.candidate, folder / slug(judged.label))
-    for name, data in (
-        ("report.json", readable_json(document(report))),
-        ("report.html", html(report)),
-        ("report.md", markdown(report).encode()),
-        ("junit.xml", junit_xml(report, made=datetime.now(UTC))),
-    ):
+    made = (
+        readable_json(document(report)), html(report), markdown(report).encode(),
+        junit_xml(report, made=datetime.now(UTC)),
+    )  # fmt: skip
+    for name, data in zip(REPORTS, made, strict=True):
         with disk_errors(folder / name):
             write_file(folder / name, data)
     return folder

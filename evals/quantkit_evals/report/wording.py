@@ -11,6 +11,7 @@ import math
 from decimal import Decimal
 
 from ..comparison import Flips, Interval, MetricComparison, NonInferiority, RuleResult, Score, Verdict
+from ..paired.decision import rounded
 from ..run import Metric
 
 DASH = "–"
@@ -47,7 +48,7 @@ def unit_of(metric: Metric) -> str:
 
 
 def difference_unit(metric: Metric) -> str:
-    return {"accuracy": "points", "perplexity": "nats/token"}.get(metric.kind, metric.unit)
+    return {"accuracy": "points", "perplexity": metric.unit or "nats/token"}.get(metric.kind, metric.unit)
 
 
 def score(metric: Metric, found: Score | None, num_clusters: int) -> str:
@@ -140,7 +141,7 @@ def needed(found: NonInferiority, num_items: int) -> str:
     """How many items would settle it."""
     if found.needed_items is None:
         return "and no number of items would settle it if the difference stays what it is"
-    return f"about {found.needed_items:,} items would settle it (now {num_items:,})"
+    return f"about {rounded(found.needed_items):,} items would settle it (now {num_items:,})"
 
 
 def rule_found(rule: RuleResult) -> str:

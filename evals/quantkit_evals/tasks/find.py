@@ -18,6 +18,7 @@ from .source import TaskSource, read_task
 
 FOLDER = "tasks"
 SUITES_FILE = "suites.yaml"
+FIDELITY = "fidelity"  # beside all tasks: it needs the baseline and all candidates at once
 T = TypeVar("T", Suite, Suites)
 _ENDINGS = (".yaml", ".yml", ".json")
 
@@ -38,16 +39,17 @@ def find_tasks(names: Sequence[str], *, suite: str | None = None) -> list[TaskSo
     Args:
         names: bundled names, paths of task files, or names that lm-eval knows (groups are expanded). A bundled
             name wins over a file and over lm-eval; write ``./cloze`` for a file.
-        suite: bundled name, or the path of a file with ``tasks:``.
+        suite: bundled name, or the path of a file with ``tasks:``; ``fidelity`` among them is none of ours
+            (``has_fidelity``).
 
     Raises:
         UsageError: no tasks, an unknown name (with the nearest), a file that is not valid, two different tasks of
             one name.
         EnvironmentProblem: a task of lm-eval whose data or packages are not at hand.
     """
-    entries = [(entry, base) for entry, base in _suite(suite)] if suite is not None else []
+    entries = [(e, base) for e, base in _suite(suite) if e.task != FIDELITY] if suite is not None else []
     entries += [(SuiteEntry(task=name), Path()) for name in names]
-    if not entries:
+    if not entries and suite is None:
         raise UsageError("no tasks are named", where="--task", accepted=", ".join(task_names()),
                          hint=f"Or a suite: {', '.join(suite_names())}.")  # fmt: skip
     found: dict[str, TaskSource] = {}
@@ -58,6 +60,15 @@ def find_tasks(names: Sequence[str], *, suite: str | None = None) -> list[TaskSo
                 raise UsageError(f"two different tasks are called {task.name!r}", where=entry.task,
                                  hint="Give one of them another `name:`.")  # fmt: skip
     return list(found.values())
+
+
+def has_fidelity(suite: str) -> bool:
+    """Whether a suite names ``fidelity``.
+
+    Raises:
+        UsageError: as ``find_tasks``.
+    """
+    return any(entry.task == FIDELITY for entry, _ in _suite(suite))
 
 
 def _find(entry: SuiteEntry, base: Path) -> Sequence[TaskSource]:

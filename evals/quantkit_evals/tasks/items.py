@@ -37,7 +37,7 @@ class Line:
 
     def field(self, name: str) -> Any:
         if name not in self.row:
-            self.fail(f"has no field {name!r}", ", ".join(sorted(self.row)) or "none: the line is empty")
+            self.fail(f"has no field {name!r}; it has {', '.join(sorted(self.row)) or 'none'}")
         return self.row[name]
 
     def value(self, source: str) -> Any:

@@ -115,7 +115,7 @@ def _config(source: OwnTask) -> dict[str, Any]:
             name: value for name, value in answers.score(doc, results[0]).items() if name in wanted
         },
         "generation_kwargs": {
-            "until": list(task.until or ["\n"]),
+            "until": ["\n"] if task.until is None else list(task.until),  # an empty list is none, as it says
             "max_gen_toks": task.max_tokens or MAX_TOKENS,
             "do_sample": False,
         },

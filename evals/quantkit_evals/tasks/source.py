@@ -160,6 +160,8 @@ def _data_path(task: Path, data: str) -> Path:
 
 
 def _read_data(path: Path, task: Path) -> bytes:
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise UsageError(f"data: {path.name} is no file", where=str(task))
     try:
         with open(path, "rb") as handle:
             data = handle.read(MAX_BYTES + 1)

@@ -32,6 +32,9 @@ class Fake:
     def identity(self) -> dict[str, Any]:
         return {"label": self.label, "kind": "fake", "model": "none"}
 
+    def state(self) -> str:
+        return ""
+
     def refusal(self, pair: Pair) -> str | None:
         return f"{pair.num_tokens} tokens" if pair.num_tokens > self.max_length else None
 

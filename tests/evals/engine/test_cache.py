@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from quantkit.errors import ArtifactError, EnvironmentProblem
-from quantkit_evals.harness.cache import FILE, ResponseCache, default_cache
+from quantkit_evals.candidates.engine import EngineCandidate
+from quantkit_evals.configuration import Configuration
+from quantkit_evals.harness.cache import FILE, ResponseCache, check_cache, default_cache
 from quantkit_evals.harness.run_tasks import run_tasks
+from quantkit_serve.start.servable import Servable
 from tests.evals.engine.fake import Fake
 from tests.evals.engine.small_tasks import answering, cloze
 
@@ -49,6 +55,25 @@ def test_equal_requests_are_computed_once_and_other_candidates_answer_themselves
     assert again.num_computed == 0
 
 
+def test_answers_of_files_that_were_changed_are_made_again(artifact: Path, tmp_path: Path) -> None:
+    changed = shutil.copytree(artifact, tmp_path / "copy")
+    model = EngineCandidate(Servable(changed, "m"), Configuration("dual"))
+    before, stated = model.state(), model.identity()
+    (changed / "attachments").mkdir(exist_ok=True)
+    (changed / "attachments" / "note").write_text("not of the model")
+    assert model.state() == before
+    weights = next((changed / "decode").glob("*.safetensors"))
+    os.utime(weights, ns=(0, 0))
+    assert model.state() != before and model.identity() == stated  # its manifest says what it said
+
+    kept = Fake()
+    run_tasks(kept, TASKS[:1], cache=tmp_path)
+    other = Fake()
+    other.state = model.state  # type: ignore[method-assign]
+    run_tasks(other, TASKS[:1], cache=tmp_path)
+    assert other.num_computed == 40
+
+
 def test_what_was_done_before_an_error_is_kept(tmp_path: Path) -> None:
     def fail(count: int) -> None:
         if count == 20:
@@ -70,6 +95,42 @@ def test_folders_that_keep_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentProblem, match="answers can't be kept here"):
         ResponseCache(tmp_path / "file" / "below", {})
+
+
+def test_a_file_that_can_only_be_read_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ResponseCache(tmp_path, {}).flush()
+    connect = sqlite3.connect
+    monkeypatch.setattr(  # root writes where nobody else may
+        "sqlite3.connect", lambda path, **more: connect(f"file:{path}?mode=ro", uri=True, **more)
+    )
+    with pytest.raises(EnvironmentProblem, match=r"can't be kept here.*readonly.*--no-cache"):
+        check_cache(tmp_path)
+    check_cache(None)
+
+
+@pytest.mark.parametrize("kept", ["{", '"text"', "[1.0]", "[null, true, 1]"])
+def test_answers_that_are_none_are_no_figures(kept: str, tmp_path: Path) -> None:
+    run_tasks(Fake(), TASKS[:1], cache=tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as base:
+        base.execute("UPDATE answers SET answer = ?", (kept,))
+    with pytest.raises(ArtifactError, match=r"is not a file of kept answers.*Delete it"):
+        run_tasks(Fake(), TASKS[:1], cache=tmp_path)
+
+
+def test_a_file_damaged_in_its_middle(tmp_path: Path) -> None:
+    run_tasks(Fake(), TASKS[:1], cache=tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as base:
+        base.execute("PRAGMA journal_mode = DELETE")
+    data = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(data[:4096] + b"\xa5" * (len(data) - 4096))
+    with pytest.raises(ArtifactError, match="is not a file of kept answers"):
+        run_tasks(Fake(), TASKS[:1], cache=tmp_path)
+
+
+def test_several_begin_a_file_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for found in [pool.submit(check_cache, tmp_path / str(n // 8)) for n in range(80)]:
+            found.result()
 
 
 def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from quantkit.data import bundled_model
 from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
 from quantkit_evals.candidates.endpoint import EndpointCandidate
 from quantkit_evals.candidates.engine import EngineCandidate
+from quantkit_evals.candidates.pair import Pair
 from quantkit_evals.candidates.retrying import TRIES
 from quantkit_evals.configuration import Configuration
 from quantkit_evals.harness.run_tasks import run_tasks
@@ -161,6 +163,15 @@ def change(right: dict[str, Any], **logprobs: Any) -> httpx.Response:
     return httpx.Response(200, json=right)
 
 
+def as_text(text: str) -> httpx.Response:
+    return httpx.Response(200, text=text)
+
+
+def renumbered(right: dict[str, Any], index: Any) -> httpx.Response:
+    """All choices with the same number."""
+    return httpx.Response(200, json={"choices": [{**one, "index": index} for one in right["choices"]]})
+
+
 @pytest.mark.parametrize(
     ("behave", "error", "message"),
     [
@@ -186,6 +197,33 @@ def change(right: dict[str, Any], **logprobs: Any) -> httpx.Response:
             ArtifactError,
             "task cloze, item .*not numbers",
         ),
+        (lambda n, right: change(right, top_logprobs=[]), EnvironmentProblem, "9 token_logprobs and 0 top_log"),
+        (lambda n, right: change(right, token_logprobs=["x"] * 8), EnvironmentProblem, "no log-probability: 'x'"),
+        (lambda n, right: change(right, token_logprobs=[3.5] * 8), EnvironmentProblem, "no log-probability: 3.5"),
+        (
+            lambda n, right: change(right, top_logprobs=[{"a": "b"}] * 8),
+            EnvironmentProblem,
+            "no top_logprobs: {'a",
+        ),
+        (
+            lambda n, right: as_text(json.dumps({"choices": right["choices"]}).replace("-0.5", "NaN")),
+            ArtifactError,
+            "not numbers",
+        ),
+        (lambda n, right: renumbered(right, "0"), EnvironmentProblem, "numbers 8 choices"),
+        (lambda n, right: renumbered(right, None), EnvironmentProblem, "numbers 8 choices"),
+        (
+            lambda n, right: as_text("[" * 100_000),
+            EnvironmentProblem,
+            "answers no JSON",
+        ),
+        (
+            lambda n, right: httpx.Response(
+                200, stream=httpx.ByteStream(b"not compressed at all"), headers={"content-encoding": "gzip"}
+            ),
+            EnvironmentProblem,
+            "can't be read",
+        ),
     ],
 )
 def test_servers_that_misbehave(behave: Any, error: Any, message: str) -> None:
@@ -206,3 +244,70 @@ def test_what_is_asked_of_no_server() -> None:
     assert "the endpoint takes 512" in run_tasks(server.candidate(), [long]).tasks[0].skipped[0].reason
     whole = run_tasks(server.candidate(), [rolling({"id": 0, "text": "word " * 1100})])
     assert whole.items[0].context_tokens == 511  # of a window; the server generates one more
+
+
+def test_a_server_that_stays_silent_is_not_asked_for_hours() -> None:
+    def silent(count: int, right: Any) -> httpx.Response:
+        raise httpx.ReadTimeout("timed out")
+
+    server = Server5(silent)
+    with pytest.raises(EnvironmentProblem, match="failed 2 times in a row, last with: timed out"):
+        run_tasks(server.candidate(), MANY)
+
+
+def test_who_stops_listening_waits_for_nobody() -> None:
+    """As Ctrl-C does: a server that hangs must not hold the process."""
+    hanging, is_over = threading.Event(), threading.Event()
+
+    def hang(count: int, right: Any) -> None:
+        if count > 1:
+            hanging.set()
+            is_over.wait(60)
+
+    server = Server5(hang)
+    pairs = [Pair((1, 2), (3, number)) for number in range(40)]
+    answers = server.candidate().score(pairs)
+    next(answers)
+    assert hanging.wait(20)
+    answers.close()  # type: ignore[attr-defined]  # a generator's
+    assert not is_over.is_set()
+    is_over.set()
+    while any(thread.name == "endpoint" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert server.count == 2  # what was not asked yet is never asked
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@far/v1", "http://far/v1?key=secret", "http://far:port", "http://"]
+)
+def test_addresses_that_reports_can_not_show(url: str) -> None:
+    with pytest.raises(UsageError, match=r"has more than|is no URL") as raised:
+        EndpointCandidate(url, tokenizer=bundled_model("tiny-glm"))
+    assert "secret" not in str(raised.value)
+
+
+def test_a_key_that_no_header_can_hold_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-sec\nret")
+    with pytest.raises(EnvironmentProblem, match="OPENAI_API_KEY: holds characters") as raised:
+        Server5(lambda count, right: None).candidate()
+    assert "sec" not in str(raised.value)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")  # as $(cat FILE) of a file with two line ends
+    assert Server5(lambda count, right: None).candidate().model == "m"
+
+
+@pytest.mark.parametrize(
+    ("entry", "room"), [({}, 2048), ({"max_model_len": 64}, 64), ({"max_model_len": True}, None),
+                        ({"max_model_len": -1}, None), ({"max_model_len": "64"}, None)]
+)  # fmt: skip
+def test_how_many_tokens_a_server_takes(entry: dict[str, Any], room: int | None) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return as_text(json.dumps({"data": [{"id": "m", **entry}, {"id": "half \ud800"}, 3]}))
+
+    candidate = EndpointCandidate(
+        "http://far", tokenizer=bundled_model("tiny-glm"), transport=httpx.MockTransport(answer)
+    )
+    if room is None:
+        with pytest.raises(EnvironmentProblem, match="does not say how many tokens"):
+            assert candidate.max_length
+    else:
+        assert candidate.max_length == room - 2

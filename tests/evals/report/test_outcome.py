@@ -68,6 +68,8 @@ def test_units() -> None:
     assert wording.difference(accuracy) == "-1.23 ± 0.20 points"
     assert wording.interval(accuracy) == "(-1.63 to -0.83)"
     assert wording.difference(perplexity) == "+0.00117 ± 0.0003 nats/token"
+    words = replace(perplexity, metric=Metric("word_perplexity", "perplexity", False, "nats/word"))
+    assert wording.difference(words) == "+0.00117 ± 0.0003 nats/word"  # what a word costs, not a token
     assert wording.ratio(perplexity) == "1.0012 (1.0006 to 1.0018)"
     assert wording.recovery(perplexity) == "99.88 %"  # that has no interval
     assert wording.recovery(accuracy) == "97.99 % (99.00 to 100.30)"
@@ -81,6 +83,8 @@ def test_units() -> None:
 def test_undecided_says_how_many_items() -> None:
     found = NonInferiority(0.008, 0.95, Verdict.UNDECIDED, 5200)
     assert wording.non_inferiority(found, 2500) == "undecided, about 5,200 items would settle it (now 2,500)"
+    odd = NonInferiority(0.008, 0.95, Verdict.UNDECIDED, 10_136)
+    assert "about 11,000 items would settle it" in wording.non_inferiority(odd, 20)  # no false precision
     never = NonInferiority(0.008, 0.95, Verdict.UNDECIDED, None)
     assert "no number of items" in wording.non_inferiority(never, 2500)
     (section,) = [s for s in content(builder.measured_undecided()) if s.key == "undecided"]
@@ -123,6 +127,14 @@ def test_tokens_that_decode_did_not_score_are_told() -> None:
     assert not any("scored tokens" in line for line in gaps(Report.of(
         replace(report.judged[0].comparison, candidate=stray)
     )))  # fmt: skip
+
+
+def test_gaps_say_what_a_server_does_not_prove() -> None:
+    run = builder.comparison("dual").candidate
+    server = replace(run, candidate={"label": "m at http://far/v1", "kind": "endpoint"})
+    compared = replace(builder.comparison("dual"), candidate=server)
+    assert any("which weights a server has is not known" in line for line in gaps(Report.of(compared)))
+    assert not any("server" in line for line in gaps(Report.of(builder.comparison("dual"))))
 
 
 def test_gaps_name_items_and_reasons() -> None:

@@ -167,4 +167,4 @@ def test_the_names_of_the_standard_suite_are_lm_evals() -> None:
     folders = ("arc", "hellaswag", "mmlu/default", "gsm8k", "winogrande", "truthfulqa", "ifeval")
     root = Path(lm_eval.tasks.__file__).parent
     known = TaskManager(include_path=[str(root / folder) for folder in folders], include_defaults=False).all_tasks
-    assert {entry.task for entry in find._read_suites().suites["standard"].tasks} <= set(known)
+    assert {entry.task for entry in find.read_suites().suites["standard"].tasks} <= set(known)

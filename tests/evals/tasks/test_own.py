@@ -141,7 +141,7 @@ def test_data_behind_a_link_lies_outside(tmp_path: Path) -> None:
         ),
         ("cloze", ({"context": "a", "target": " \n"},), "target is empty"),
         ("cloze", ({"context": "", "target": "b"},), "context is empty"),
-        ("cloze", (CLOZE, {"context": "a"}), "mine.jsonl:2: has no field 'target'; accepted: context"),
+        ("cloze", (CLOZE, {"context": "a"}), "mine.jsonl:2: has no field 'target'; it has context"),
         ("cloze", ({"context": ["a"], "target": "b"},), 'context is ["a"]; accepted: a text'),
         ("cloze", ({"context": "a", "target": None},), "target is null; accepted: a text"),
         ("cloze", (CLOZE, '{"context": "a", '), "mine.jsonl:2: not JSON: "),
