@@ -221,7 +221,7 @@ class Lines:
             return
         self.last = now
         rate = (done_bytes - self.first_done) / (now - self.start)
-        print(self._line(done_bytes, rate, note), file=self.stream, flush=True)
+        print(visible(self._line(done_bytes, rate, note)), file=self.stream, flush=True)
 
     def _line(self, done: int, rate: float, note: str) -> str:
         text = f"{self.label}: " + (f"{done:,}" if self.is_counted else format_gb(done))
@@ -247,14 +247,14 @@ def _bar(label: str, total_bytes: int | None, is_counted: bool) -> Iterator[Prog
     amounts = (rp.MofNCompleteColumn(),) if is_counted else (rp.DownloadColumn(), rp.TransferSpeedColumn())
     columns = (
         rp.TextColumn("{task.description}"), rp.BarColumn(), *amounts, rp.TextColumn("ETA"),
-        rp.TimeRemainingColumn(), rp.TextColumn("{task.fields[note]}", style="dim"),
+        rp.TimeRemainingColumn(), rp.TextColumn("{task.fields[note]}", style="dim", markup=False),
     )  # fmt: skip
     with rp.Progress(*columns, console=_rich(sys.stderr), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(label, total=total_bytes, note="")
 
         def report(done_bytes: int, note: str = "", total_bytes: int | None = None) -> None:
             known = {"total": total_bytes} if total_bytes else {}
-            bar.update(task, completed=done_bytes, note=note, **known)  # type: ignore[arg-type]
+            bar.update(task, completed=done_bytes, note=visible(note), **known)  # type: ignore[arg-type]
 
         yield report
 

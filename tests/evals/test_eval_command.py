@@ -181,6 +181,26 @@ def test_runs_that_were_not_asked_the_same_are_refused(
     assert run(capsys, artifact, *ask, tmp_path / "four", "--baseline", two)[0] == 0
 
 
+def test_weights_that_are_no_numbers_are_one_error_though_answers_were_kept(
+    artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Path(shutil.copytree(artifact, tmp_path / "broken"))
+    ask = (broken, "--task", mine, "--no-attach", "-o", tmp_path / "out")
+    assert run(capsys, *ask)[0] == 0
+    shutil.rmtree(tmp_path / "out")
+    path = next((broken / "decode").glob("model-layer-00001*"))
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    for name, entry in header.items():
+        if name.endswith("weight_scale") and "experts" in name:
+            start, stop = (8 + size + offset for offset in entry["data_offsets"])
+            data[start:stop] = b"\xff" * (stop - start)
+    path.write_bytes(data)
+    refused(run(capsys, *ask), 3, "dual, fp8 KV, task mine, item", "not numbers")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_fp8_weights_against_the_checkpoint_they_were_made_of(
     artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

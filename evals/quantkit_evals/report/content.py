@@ -49,8 +49,11 @@ class Section:
 
 
 def title(report: Report) -> str:
+    runs = [judged.comparison.candidate for judged in report.judged]
+    named = [run.candidate["model"] for run in runs if isinstance(run.candidate.get("model"), str)]
+    of = f" of {named[0]}" if named and named.count(named[0]) == len(runs) else ""
     baseline = report.judged[0].comparison.baseline.label
-    return f"quantkit eval: {', '.join(judged.label for judged in report.judged)} against {baseline}"
+    return f"quantkit eval{of}: {', '.join(run.label for run in runs)} against {baseline}"
 
 
 def verdict_line(report: Report) -> str:
@@ -210,7 +213,12 @@ def _compared(report: Report) -> Section:
 def _settings(report: Report) -> Section:
     runs = [report.judged[0].comparison.baseline, *(judged.comparison.candidate for judged in report.judged)]
     columns = ("", "baseline", *_numbered("candidate", len(report.judged)))
-    rows = tuple(tuple(row) for row in identity.side_by_side([identity.settings(run) for run in runs]))
+    # "baseline": what fidelity was measured against; the column of that name, or it would not have been compared
+    stated = [
+        {name: value for name, value in identity.settings(run).items() if not name.startswith("baseline.")}
+        for run in runs
+    ]
+    rows = tuple(tuple(row) for row in identity.side_by_side(stated))
     return Section("settings", "Settings and versions", Table(columns, rows) if rows else None,
                    () if rows else ("The runs state none.",))  # fmt: skip
 

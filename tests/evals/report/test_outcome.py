@@ -9,7 +9,7 @@ import pytest
 
 from quantkit_evals.comparison import Interval, NonInferiority, Score, Verdict
 from quantkit_evals.report import wording
-from quantkit_evals.report.content import content, verdict_line
+from quantkit_evals.report.content import content, title, verdict_line
 from quantkit_evals.report.gaps import gaps
 from quantkit_evals.report.report import Judged, Outcome, Report
 from quantkit_evals.run import Metric, Skipped, Task
@@ -127,6 +127,24 @@ def test_tokens_that_decode_did_not_score_are_told() -> None:
     assert not any("scored tokens" in line for line in gaps(Report.of(
         replace(report.judged[0].comparison, candidate=stray)
     )))  # fmt: skip
+
+
+def test_a_title_says_of_which_model() -> None:
+    found = builder.comparison("dual")
+    assert title(Report.of(found)) == "quantkit eval of tiny-glm: dual against fp8"
+    unnamed = replace(found, candidate=replace(found.candidate, candidate={"label": "x", "model": ["tiny-glm"]}))
+    assert title(Report.of(unnamed)) == "quantkit eval: x against fp8"
+    several = Report.of(unnamed, None, Judged(found, None))
+    assert title(several) == "quantkit eval: x, dual against fp8"
+
+
+def test_settings_name_the_baseline_once() -> None:
+    found = builder.comparison("dual")
+    settings = {**found.candidate.settings, "baseline": dict(found.baseline.candidate)}
+    report = Report.of(replace(found, candidate=replace(found.candidate, settings=settings)))
+    (section,) = [section for section in content(report) if section.key == "settings"]
+    assert section.table is not None and {row[0] for row in section.table.rows} >= {"seed", "limit"}
+    assert not any(row[0].startswith("baseline") for row in section.table.rows)
 
 
 def test_gaps_say_what_a_server_does_not_prove() -> None:

@@ -81,6 +81,26 @@ def test_speed_does_not_count_what_was_there_before() -> None:
     assert "95 %" in stream.getvalue() and "5 B/s" in stream.getvalue() and "10 s left" in stream.getvalue()
 
 
+@pytest.mark.parametrize("is_bar", [False, True])
+def test_what_strangers_call_their_models_is_no_control_of_the_log(
+    is_bar: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, stream, clock = "m\x1b[2J\n::error::x [/bold]", io.StringIO(), Clock()
+    monkeypatch.setattr("sys.stderr", stream)
+    if is_bar:
+        monkeypatch.setenv("TERM", "xterm")
+        stream.isatty = lambda: True  # type: ignore[method-assign]
+        with Console().progress("work", 10) as report:
+            report(5, name)
+    else:
+        lines = Lines("work", 10, stream=stream, clock=clock)
+        lines(1)
+        clock.now = 100.0
+        lines(5, name)
+    printed = stream.getvalue()
+    assert "::error::x [/bold]" in printed and "\n::error" not in printed and "\x1b[2J" not in printed
+
+
 def test_short_work_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with Console().progress("work", 10) as report:
         report(10)
