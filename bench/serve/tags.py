@@ -14,8 +14,8 @@ A run is one load; throughput is its tokens over the sum of its steps, latency t
 steps, which is what lies between two tokens. The confidence intervals (95 %) are of the mean over runs of the
 relative difference, a fifth of the runs trimmed at either end (Tukey and McLaughlin, 1963): a disturbance on a
 shared machine makes one run a hundred times as different as the others, and a plain mean then tells about
-neighbours. The cost holds if the upper end is below the target, and can't be told from nothing if the interval holds
-zero.
+neighbours. The cost holds if the upper end is below the target, and can't be told from nothing if the interval
+holds zero.
 
 tiny-glm is used in both sizes: its steps are the shortest, so the check weighs most.
 """
