@@ -17,7 +17,8 @@ from pathlib import Path
 
 SCRIPTS = (
     "bench_plan", "bench_convert", "bench_quality", "bench_engines", "bench_few_tokens", "bench_gptq",
-    "bench_calibrated", "eval/calibration", "eval/oracle", "eval/throughput", "kernels/run", "serve/run",
+    "bench_calibrated", "eval/calibration", "eval/oracle", "eval/quality", "eval/throughput",
+    "kernels/run", "serve/run",
 )  # fmt: skip
 HERE = Path(__file__).resolve().parent
 
