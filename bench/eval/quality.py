@@ -83,9 +83,9 @@ def rows_of(method: str, judged: Judged) -> Iterator[Row]:
     for found in judged.comparison.metrics:
         value = found.candidate.value if found.difference is None else found.difference.value
         title = f"{method}, {judged.label}: {found.name}"
-        yield Row(
-            title, value, found.metric.unit, "interval", f"{found.interval.low:.6g} to {found.interval.high:.6g}"
-        )
+        yield Row(title, value, found.metric.unit)
+        yield Row("  95 % confidence, from", found.interval.low, found.metric.unit)
+        yield Row("  to", found.interval.high, found.metric.unit)
 
 
 def main() -> None:
