@@ -121,8 +121,14 @@ def _baseline(
     if choice.baseline is not None:
         if (choice.baseline / HEADER).is_file():
             return read_run(choice.baseline)
+        from quantkit.checkpoint import BUNDLED
         from quantkit_serve.start.servable import servable
 
+        if not choice.baseline.expanduser().is_dir() and str(choice.baseline) not in BUNDLED:
+            raise UsageError(
+                f"no run and no checkpoint: {choice.baseline}", where="--baseline",
+                accepted="a folder of a run that was kept, or a checkpoint's directory",
+            )  # fmt: skip
         model = servable(str(choice.baseline))
         manifest = _manifest(model)
         label = f"{model.name}, {kv} KV"  # another model, whose weights may be of any kind

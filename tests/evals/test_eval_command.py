@@ -132,7 +132,7 @@ def test_what_is_refused_before_anything_runs(
     refused(run(capsys, artifact, "--suite", "quik"), 2, "quik", "quick")
     refused(run(capsys, *ask, "--html", tmp_path / "no" / "r.html"), 2, "--html")
     refused(run(capsys, *ask, "--cache", tmp_path, "--no-cache"), 2, "--cache")
-    refused(run(capsys, *ask, "--baseline", tmp_path / "none"), 2, "none")
+    refused(run(capsys, *ask, "--baseline", tmp_path / "none"), 2, "none", "--baseline", "a run that was kept")
     refused(run(capsys, "tiny-glmm", "--task", mine), 2, "tiny-glmm")
     refused(run(capsys, *ask, "--endpoint-model", "m"), 2, "--endpoint")
     refused(run(capsys, *ask, "--task", "fidelity", "--transformers", artifact), 2, "fidelity")
@@ -222,3 +222,23 @@ def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"quick", "standard", "tools"} == {suite["name"] for suite in found["suites"]}
     assert {"default", "strict", "accuracy"} <= {each["name"] for each in found["gates"]}
     assert next(task for task in found["tasks"] if task["name"] == "cloze")["items"] >= 2500
+
+
+def test_a_schema_that_can_not_be_enforced_names_its_item(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ask.yaml").write_text("kind: generate\ndata: ask.jsonl\nmax_tokens: 4\n")
+    schemas = {"good": {"type": "integer"}, "bad": {"type": "string", "pattern": "(?=a)b"}}
+    lines = [json.dumps({"id": name, "prompt": "A:", "json_schema": schema}) for name, schema in schemas.items()]
+    (tmp_path / "ask.jsonl").write_text("\n".join(lines))
+    code, _, err = run(capsys, artifact, "--task", tmp_path / "ask.yaml", "--no-attach")
+    assert code == 2 and "error: task ask, item bad: json_schema: regex parse error" in err
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_a_tokenizer_that_is_damaged_is_one_error(
+    name: str, artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Path(shutil.copytree(artifact, tmp_path / "broken"))
+    (broken / "decode" / name).write_text("{")
+    refused(run(capsys, broken, "--task", mine, "--no-attach", "--no-cache"), 3, "its tokenizer can't be loaded")

@@ -94,7 +94,7 @@ class Candidate(Protocol):
 
         Raises:
             NotFinite, EnvironmentProblem: as ``score``.
-            UsageError: a prompt that is refused.
+            PromptRefused: a prompt that is refused.
         """
 
     def lm(self, *, cache: Path | None = None, on_progress: OnProgress = lambda _: None) -> TemplateLM:

@@ -21,7 +21,7 @@ from ..extras import require
 from .candidate import OnProgress
 from .digests import digests, files_state, is_artifact, view_folders
 from .generation import Prompt
-from .pair import Pair, Scored
+from .pair import Pair, PromptRefused, Scored
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
@@ -197,7 +197,7 @@ class EngineCandidate:
                 try:
                     engine.add(_request(str(index), prompt))
                 except Refused as refused:
-                    raise UsageError(str(refused), where=refused.param) from None
+                    raise PromptRefused(index, str(refused)) from None
             if not engine.has_work:
                 return
             for output in engine.step():
@@ -255,7 +255,8 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of transformers that a checkpoint's files describe, without network and without its code.
 
     Raises:
-        UsageError: there is none, or it can't be loaded.
+        UsageError: there is none.
+        ArtifactError: it can't be loaded.
     """
     transformers: Any = require("transformers")
     if not (folder / "tokenizer_config.json").is_file():
@@ -264,7 +265,7 @@ def load_tokenizer(folder: Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the tokenizers' library raises plain ones, transformers any kind
         said = str(error).strip() or type(error).__name__
-        raise UsageError(f"its tokenizer can't be loaded: {said.splitlines()[0]}", where=str(folder)) from None
+        raise ArtifactError(f"its tokenizer can't be loaded: {said.splitlines()[0]}", where=str(folder)) from None
 
 
 def _engine_versions() -> dict[str, str]:

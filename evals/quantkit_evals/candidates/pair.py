@@ -47,3 +47,15 @@ class NotFinite(Exception):
     def __init__(self, pair: int, offset: int) -> None:
         super().__init__(f"the model's logits are not numbers (token {offset} of the continuation)")
         self.pair, self.offset = pair, offset
+
+
+class PromptRefused(Exception):
+    """A prompt that can't be answered as it is asked (a schema that can't be enforced); names no item, as above.
+
+    Attributes:
+        prompt: its index.
+    """
+
+    def __init__(self, prompt: int, why: str) -> None:
+        super().__init__(why)
+        self.prompt = prompt

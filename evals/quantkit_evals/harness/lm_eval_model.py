@@ -28,7 +28,7 @@ from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
 
 from ..candidates.candidate import Candidate, OnProgress, Progress
 from ..candidates.generation import Prompt, parse_generation
-from ..candidates.pair import NotFinite, Pair, Scored
+from ..candidates.pair import NotFinite, Pair, PromptRefused, Scored
 from .cache import ResponseCache, damaged
 
 _TELL_S = 0.25  # between two reports of progress
@@ -290,6 +290,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
         except NotFinite as error:
             request, _ = todo[keys[error.pair]]
             raise ArtifactError(str(error), where=f"{self.candidate.label}, {self._name(request)}") from None
+        except PromptRefused as refused:
+            request, _ = todo[keys[refused.prompt]]
+            raise UsageError(str(refused), where=self._name(request)) from None
         except EnvironmentProblem as error:
             if not self.cache.is_on:
                 raise

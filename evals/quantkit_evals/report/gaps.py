@@ -21,6 +21,7 @@ def gaps(report: Report) -> Iterator[str]:
     for judged in report.judged:
         yield from (f"{judged.label}: left out: {reason}" for reason in judged.comparison.left_out)
         yield from _skipped(judged.comparison.candidate, judged.label)
+        yield from _asked_otherwise(judged)
         yield from _few(judged)
         yield from _unproven(judged)
         yield from _blind(judged)
@@ -44,6 +45,14 @@ def _named(skipped: Sequence[Skipped], reason: str) -> str:
     items = [one.item for one in skipped if one.reason == reason]
     more = f" and {len(items) - NAMED:,} more" if len(items) > NAMED else ""
     return ", ".join(items[:NAMED]) + more
+
+
+def _asked_otherwise(judged: Judged) -> Iterator[str]:
+    """The prompts are the same, or nothing would have been compared; what else decides answers may not be."""
+    first, second = judged.comparison.baseline.settings, judged.comparison.candidate.settings
+    for name in ("seed", "limit", "chat"):
+        if name in first and name in second and first[name] != second[name]:
+            yield f"{judged.label}: another {name} than the baseline's: {second[name]}, {first[name]}"
 
 
 def _few(judged: Judged) -> Iterator[str]:

@@ -129,6 +129,13 @@ def test_tokens_that_decode_did_not_score_are_told() -> None:
     )))  # fmt: skip
 
 
+def test_gaps_say_what_was_asked_otherwise() -> None:
+    found = builder.comparison("dual")
+    other = replace(found, candidate=replace(found.candidate, settings={**found.candidate.settings, "seed": 5}))
+    assert "dual: another seed than the baseline's: 5, 0" in list(gaps(Report.of(other)))
+    assert not any("than the baseline's" in line for line in gaps(Report.of(found)))
+
+
 def test_a_title_says_of_which_model() -> None:
     found = builder.comparison("dual")
     assert title(Report.of(found)) == "quantkit eval of tiny-glm: dual against fp8"
