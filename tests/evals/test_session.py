@@ -35,3 +35,12 @@ def test_fidelity_that_was_named_or_is_judged_is_not_left_out() -> None:
     for one in (settings(), settings(is_fidelity_optional=True, gate=gate)):
         with pytest.raises(UsageError, match="--task fidelity: it needs the logits of every token"):
             evaluate(Fake("one"), [Fake("two")], one)
+
+
+def test_an_item_that_one_candidate_has_no_room_for_is_left_out_and_said() -> None:
+    long = cloze(*({"id": n, "text": "word " * (20 * n) + "and", "target": " is"} for n in range(3)))
+    report = evaluate(Fake("one"), [Fake("two", max_length=30)], Settings((long,)))
+    (metric, *_) = report.judged[0].comparison.metrics
+    assert metric.num_items == 2
+    line = "task cloze: 1 item only in the baseline's run; 2 was skipped in the other: "
+    assert any(line in gap for gap in gaps(report))

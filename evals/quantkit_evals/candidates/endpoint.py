@@ -84,7 +84,9 @@ class EndpointCandidate:
         found = answer.get("data") if isinstance(answer, dict) else None
         listed = found if isinstance(found, list) else []
         models = [one for one in listed if isinstance(one, dict) and _is_text(one.get("id"))]
-        names = ", ".join(one["id"] for one in models) or "none"
+        if not models:
+            raise EnvironmentProblem("the server lists no model", where=f"{self.url}/models")
+        names = ", ".join(one["id"] for one in models)
         if self._model is None and len(models) != 1:
             raise UsageError(f"the server has {len(models)} models", where=self.url, accepted=names)
         chosen = next((one for one in models if self._model in (None, one["id"])), None)

@@ -83,8 +83,9 @@ def _retry_after(answer: httpx.Response) -> float:
 def _json(answer: httpx.Response, url: str) -> Any:
     if not answer.is_success:
         raise EnvironmentProblem(
-            f"the endpoint refuses with HTTP {answer.status_code}: {answer.text[:_SHOWN]}", where=url
-        )
+            f"the endpoint refuses with HTTP {answer.status_code}: {answer.text[:_SHOWN]}", where=url,
+            hint="A key is read from the variable OPENAI_API_KEY." if answer.status_code in (401, 403) else None,
+        )  # fmt: skip
     try:
         return answer.json()
     except (ValueError, RecursionError):

@@ -180,6 +180,7 @@ def renumbered(right: dict[str, Any], index: Any) -> httpx.Response:
             EnvironmentProblem,
             "refuses with HTTP 400: no echo",
         ),
+        (lambda n, right: httpx.Response(401, text="no"), EnvironmentProblem, "HTTP 401: no. A key is read from"),
         (lambda n, right: httpx.Response(200, text="<html>"), EnvironmentProblem, "answers no JSON: <html>"),
         (
             lambda n, right: httpx.Response(200, json={"choices": []}),
@@ -311,3 +312,12 @@ def test_how_many_tokens_a_server_takes(entry: dict[str, Any], room: int | None)
             assert candidate.max_length
     else:
         assert candidate.max_length == room - 2
+
+
+@pytest.mark.parametrize("answer", ['{"data": 5}', '{"data": []}', "[]", '{"data": [{"id": "half \\ud800"}]}'])
+def test_a_server_that_lists_no_model(answer: str) -> None:
+    candidate = EndpointCandidate(
+        "http://far", tokenizer=bundled_model("tiny-glm"), transport=httpx.MockTransport(lambda _: as_text(answer))
+    )
+    with pytest.raises(EnvironmentProblem, match="/v1/models: the server lists no model"):
+        assert candidate.label
