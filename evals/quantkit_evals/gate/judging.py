@@ -52,7 +52,11 @@ def judge(gate: Gate, comparison: Comparison) -> GateResult:
     compared = {found.name: found for found in comparison.metrics}
     gate.check(_Compared.of(comparison), _configuration(comparison.candidate.candidate))
     metrics = {name: found.metric for name, found in compared.items()}
-    rules = tuple(_result(rule, compared[name], gate) for rule, name in applicable(gate, metrics))
+    rules = tuple(
+        _result(rule, compared[name], gate)
+        for rule, name in applicable(gate, metrics)
+        if rule.required or rule.kind != "min_recovery" or compared[name].recovery is not None
+    )  # what is only reported must not stop a verdict: the report names what no rule judged
     return GateResult(gate.name, gate.sha256, rules)
 
 

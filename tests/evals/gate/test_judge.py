@@ -167,6 +167,13 @@ def test_one_cluster_never_decides() -> None:
         assert math.isinf(result.interval.low)
 
 
+def test_a_recovery_that_is_only_reported_stops_no_verdict() -> None:
+    made = [run(n, [task("cloze")], items("cloze", {"acc": [0] * 9})) for n in "ab"]
+    rules = ({"metric": "cloze.acc", "min": 50}, {"metric": "*.acc", "min_recovery": 99, "required": False})
+    (result,) = judge(gate(*rules), compare(*made)).rules
+    assert result.rule.startswith("cloze.acc at least 50")
+
+
 def test_a_baseline_at_zero_cannot_be_recovered() -> None:
     made = [run(n, [task("cloze")], items("cloze", {"acc": [0] * 60})) for n in "ab"]
     with pytest.raises(UsageError, match="the baseline scores 0"):
