@@ -144,7 +144,7 @@ def check_writable(artifact: Artifact) -> None:
     except OSError as problem:
         raise EnvironmentProblem(
             f"cannot keep figures here ({problem.strerror})", where=str(artifact.path),
-            hint="Leave the attaching out (fidelity: no --attach; eval: --no-attach), or make it writable.",
+            hint="Omit --attach (eval: give --no-attach), or make the artifact writable.",
         ) from problem  # fmt: skip
 
 
