@@ -24,6 +24,8 @@ FILE = "responses.sqlite"
 _HELD = 256  # answers
 _HELD_S = 1.0
 _TIMEOUT_S = 60.0
+_PAUSE_S = 0.02
+_TAKEN = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _ELSEWHERE = "Keep them elsewhere (--cache DIR), or none (--no-cache)."
 
 
@@ -143,9 +145,31 @@ def damaged(path: Path | None, error: Exception) -> ArtifactError:
 
 
 def _open(path: Path) -> sqlite3.Connection:
+    """Waits for others who are beginning or ending with the file: SQLite's own timeout doesn't cover the change to
+    write-ahead logging, nor its end with the last connection."""
+    end = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _begun(path)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"answers can't be kept here ({error.strerror})", where=str(path.parent), hint=_ELSEWHERE
+            ) from None
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF in _TAKEN and time.monotonic() < end:
+                time.sleep(_PAUSE_S)
+                continue
+            raise EnvironmentProblem(
+                f"answers can't be kept here ({error})", where=str(path), hint=_ELSEWHERE
+            ) from None
+        except sqlite3.DatabaseError as error:
+            raise damaged(path, error) from None
+
+
+def _begun(path: Path) -> sqlite3.Connection:
+    base = sqlite3.connect(path, timeout=_TIMEOUT_S)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        base = sqlite3.connect(path, timeout=_TIMEOUT_S)
         base.execute("PRAGMA journal_mode = WAL")
         base.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last moment, never the file
         base.execute(
@@ -154,14 +178,7 @@ def _open(path: Path) -> sqlite3.Connection:
         base.commit()
         base.execute("INSERT OR IGNORE INTO answers VALUES ('', '')")  # what can only be read says so here
         base.rollback()
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"answers can't be kept here ({error.strerror})", where=str(path.parent), hint=_ELSEWHERE
-        ) from None
-    except sqlite3.OperationalError as error:
-        raise EnvironmentProblem(
-            f"answers can't be kept here ({error})", where=str(path), hint=_ELSEWHERE
-        ) from None
-    except sqlite3.DatabaseError as error:
-        raise damaged(path, error) from None
+    except sqlite3.Error:
+        base.close()
+        raise
     return base
