@@ -81,7 +81,7 @@ def main(args: list[str]) -> int:
 
 
 def describe(error: Exception) -> dict[str, Any]:
-    """For the engine; ``process.refusal`` makes an error of it again."""
+    """For the engine; ``process`` makes an error of it again."""
     if isinstance(error, QuantkitError):
         parts = {"what": error.what, "where": error.where, "accepted": error.accepted, "hint": error.hint}
         return {"class": type(error).__name__, **parts}
