@@ -100,10 +100,10 @@ class Interrupted(QuantkitError):
 
 
 class SaidElsewhere(Exception):
-    """The run failed, and another of its processes says why.
+    """What failed has been said already: by another process of the run, or beside a result that stands.
 
     Attributes:
-        error: what that process says.
+        error: what was said; it decides the exit code.
     """
 
     def __init__(self, error: BaseException) -> None:

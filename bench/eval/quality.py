@@ -4,7 +4,9 @@
         [--json FILE]
 
 Each method's artifact is evaluated on the suite ``quick`` against the publisher's FP8 weights with BF16 pages, all
-of it decode-forced. Quality, not speed: anything may run beside it. The table is docs/evaluating.md's.
+of it decode-forced. All methods' artifacts hold the same FP8 weights, so the first one's serve as the baseline of
+all, and its answers are made once. Quality, not speed: anything may run beside it. The table is
+docs/evaluating.md's.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -54,10 +57,14 @@ def evaluated(model: str, methods: list[str], folder: Path, limit: int | None) -
     settings = Settings(
         **tasks_of("quick", ()), gate=find_gate("default"), margin=MARGIN, limit=limit, cache=default_cache()
     )
+    first = artifact(model, methods[0], folder)
     for method in methods:
         choice = PARTS.get(method, PARTS[""])
         source = artifact(model, method, folder)
-        yield method, evaluate_model(source, choice, settings, output=folder / f"{model}-{method}-eval", say=print)
+        if source != first:
+            choice = replace(choice, baseline=first.folder)
+        output = folder / f"{model}-{method}-eval"
+        yield method, evaluate_model(source, choice, settings, output=output, is_attached=False, say=print)
 
 
 def figure(found: MetricComparison) -> str:

@@ -69,7 +69,7 @@ def choose(model: Servable, choice: Choice) -> tuple[Candidate | Run, list[Candi
         path = "decode" if any(made.needs_decode for made in found) else "prefill"
     else:
         path = choice.path
-    wanted = [_on(model, choice, made, path) for made in found]
+    wanted = [_on(model, choice, made, path, label=_label(manifest, made.kv_dtype)) for made in found]
     baseline = _baseline(model, manifest, choice, path)
     own: list[Candidate] = [one for one in wanted if not _is_same(one, baseline)]
     candidates = own + _others(model, choice)
@@ -117,7 +117,7 @@ def _baseline(
 ) -> EngineCandidate | Run:
     kv: KvDtype = "f32" if choice.compute == "float32" else "bf16"
     weights: WeightSet = "fp8"
-    label = None
+    label = _label(manifest, kv)
     if choice.baseline is not None:
         if (choice.baseline / HEADER).is_file():
             return read_run(choice.baseline)
@@ -136,6 +136,11 @@ def _baseline(
         weights = publisher_weights(manifest)
     made = Configuration(weights, kv, compute=choice.compute, fp8_activations=choice.fp8_activations)
     return _on(model, choice, made, path, label=label)
+
+
+def _label(manifest: Manifest | None, kv: KvDtype) -> str | None:
+    """For reports: a plain checkpoint has what it stores, FP8 or not; None leaves it to the weight set."""
+    return f"as published, {kv} KV" if manifest is None else None
 
 
 def _is_same(one: EngineCandidate, baseline: EngineCandidate | Run) -> bool:

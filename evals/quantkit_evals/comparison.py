@@ -140,6 +140,7 @@ class RuleResult:
         by: how far the value is from the limit, negative on the bad side.
         advice: what would decide it; empty when decided.
         is_required: False for a rule that is only reported.
+        reason: why this limit, as the gate's file says; empty if it does not.
     """
 
     rule: str
@@ -152,6 +153,7 @@ class RuleResult:
     by: float
     advice: str = ""
     is_required: bool = True
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,13 +95,13 @@ def compare_runs(a: str | Path, b: str | Path, settings: Settings, *, allow_left
         UsageError: they can't be compared, with the reason.
     """
     from .compare import compare
-    from .gate import judge
+    from .gate import check_gate, judge
     from .report.report import Judged, Report
     from .run_file import read_run
 
     baseline, candidate = read_run(Path(a)), read_run(Path(b))
     if settings.gate is not None:
-        settings.gate.check(candidate.tasks, configurations_of(candidate))
+        check_gate(settings.gate, candidate.tasks, configurations_of(candidate))
     confidence = settings.gate.confidence if settings.gate else settings.confidence
     found = compare(
         baseline, candidate, margin=settings.margin, confidence=confidence, seed=settings.seed,

@@ -129,9 +129,11 @@ def check(baseline: Candidate | Run, candidates: Sequence[Candidate], settings: 
             hint="Name other tasks, and a gate that judges them.",
         )  # fmt: skip
     if settings.gate is not None:
+        from .gate import check_gate
+
         for one in candidates:
             configuration = one.configuration if isinstance(one, EngineCandidate) else None
-            settings.gate.check(planned(one, settings), () if configuration is None else (configuration,))
+            check_gate(settings.gate, planned(one, settings), () if configuration is None else (configuration,))
 
 
 def _check_names(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from ..errors import UsageError
+from ..errors import QuantkitError, SaidElsewhere, UsageError
 from .console import Console
 from .options import Bytes, Decorator, OutputPath, stacked
 
@@ -173,34 +173,62 @@ class Reporting:
         """That its files can be written, before anything is measured.
 
         Raises:
-            UsageError: the directory of one is not there.
+            UsageError: the directory of one is not there, or it is no file.
+            EnvironmentProblem: the disk refuses.
         """
+        from quantkit_evals.report.markdown import check_step_summary
+
         for option, path in (("--html", self.html), ("--junit", self.junit), ("--markdown", self.markdown)):
-            if path is not None and not Path(path).absolute().parent.is_dir():
-                raise UsageError(f"no directory {Path(path).parent}", where=option, hint="Make it first.")
+            if path is not None:
+                _check_file(option, Path(path).absolute())
+        check_step_summary()
 
     def write(self, report: Report, out: Console) -> None:
-        """To stdout, to the files that were asked for, and to GitHub where this is one of its steps."""
+        """To stdout, to the files that were asked for, and to GitHub where this is one of its steps.
+
+        The result comes first: a disk that is full by now must not take the verdict along.
+
+        Raises:
+            SaidElsewhere: a file could not be written.
+        """
         from quantkit.artifact.durable import disk_errors, write_file
         from quantkit_evals.report import annotations, html, junit, markdown
         from quantkit_evals.report.document import document
 
         from .show_eval import evaluation
 
+        out.result(lambda: document(report), lambda: evaluation(report, verbose=out.verbose))
+        if annotations.is_wanted():
+            click.echo("\n".join(annotations.annotations(report)), err=True)  # stdout is the result's
         wanted: list[tuple[str | None, Callable[[], bytes]]] = [
             (self.html, lambda: html.html(report)),
             (self.junit, lambda: junit.junit_xml(report, made=datetime.now(UTC))),
             (self.markdown, lambda: markdown.markdown(report).encode()),
         ]
-        for path, make in wanted:
-            if path is not None:
-                with disk_errors(Path(path)):
-                    write_file(Path(path), make())
-                out.say(f"wrote {path}")
-        markdown.append_step_summary(report)
-        out.result(lambda: document(report), lambda: evaluation(report, verbose=out.verbose))
-        if annotations.is_wanted():
-            click.echo("\n".join(annotations.annotations(report)), err=True)  # stdout is the result's
+        try:
+            for path, make in wanted:
+                if path is not None:
+                    with disk_errors(Path(path)):
+                        write_file(Path(path), make())
+                    out.say(f"wrote {path}")
+            markdown.append_step_summary(report)
+        except QuantkitError as error:  # said here: with --json, stdout has its one document already
+            out.error(error.what, error.where, error.accepted, error.hint)
+            raise SaidElsewhere(error) from None
+
+
+def _check_file(option: str, path: Path) -> None:
+    """A rename puts it there, so that its directory must take one; a device would be replaced by a file."""
+    from tempfile import TemporaryFile
+
+    from quantkit.artifact.durable import disk_errors
+
+    if not path.parent.is_dir():
+        raise UsageError(f"no directory {path.parent}", where=option, hint="Make it first.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is there and is no file", where=option, accepted="the name of a file")
+    with disk_errors(path), TemporaryFile(dir=path.parent):
+        pass
 
 
 def task_options(function: F) -> F:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,22 @@ def test_a_gate_that_fails_is_exit_code_1(
     assert code == 0 and "UNDECIDED" in text.splitlines()[-1]
 
 
+@pytest.mark.parametrize("form", ["--json", "--quiet"])
+def test_a_file_that_fails_in_the_end_does_not_take_the_verdict_along(
+    form: str, artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("quantkit.artifact.durable.write_file", full)
+    code, text, err = run(capsys, artifact, "--task", mine, "--no-attach", "--html", tmp_path / "r.html", form,
+                          "--gate", gate(tmp_path, "metric: mine.acc, min: 1000"))  # fmt: skip
+    assert code == 4 and err.count("error:") == 1 and "r.html" in err and "no space left" in err
+    said = json.loads(text)["verdict"] if form == "--json" else text.splitlines()[-1]
+    assert said.startswith("FAILED")
+
+
 def refused(result: Result, code: int, *words: str) -> None:
     assert result[0] == code, result
     assert all(word in result[2] for word in words), result[2]
@@ -131,6 +148,12 @@ def test_what_is_refused_before_anything_runs(
     refused(run(capsys, artifact, "--task", "no_such_task"), 2, "no_such_task")
     refused(run(capsys, artifact, "--suite", "quik"), 2, "quik", "quick")
     refused(run(capsys, *ask, "--html", tmp_path / "no" / "r.html"), 2, "--html")
+    refused(run(capsys, *ask, "--junit", tmp_path), 2, "--junit", "is no file")
+    os.mkfifo(tmp_path / "pipe")
+    refused(run(capsys, *ask, "--markdown", tmp_path / "pipe"), 2, "--markdown", "is no file")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "summary.md"))
+    refused(run(capsys, *ask), 4, "summary.md")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY")
     refused(run(capsys, *ask, "--cache", tmp_path, "--no-cache"), 2, "--cache")
     refused(run(capsys, *ask, "--baseline", tmp_path / "none"), 2, "none", "--baseline", "a run that was kept")
     refused(run(capsys, "tiny-glmm", "--task", mine), 2, "tiny-glmm")

@@ -18,7 +18,7 @@ from ..comparison import Comparison, GateResult, Interval, MetricComparison, Rul
 from ..configuration import Configuration
 from ..paired.decision import items_to_decide, rounded, verdict
 from ..paired.few import t_interval
-from .check import applicable
+from .refusal import applicable, check_gate
 from .schema import Gate, Rule
 
 UNKNOWN = Interval(-math.inf, math.inf)
@@ -40,7 +40,7 @@ def judge(gate: Gate, comparison: Comparison) -> GateResult:
     """The verdict of a gate.
 
     Raises:
-        UsageError: the gate asks for what was not measured (``Gate.check``), or for another confidence than that
+        UsageError: the gate asks for what was not measured (``check_gate``), or for another confidence than that
             of the comparison.
     """
     if comparison.confidence != gate.confidence:
@@ -50,7 +50,7 @@ def judge(gate: Gate, comparison: Comparison) -> GateResult:
             where=f"gate {gate.name}", hint="Compare with the confidence of the gate.",
         )  # fmt: skip
     compared = {found.name: found for found in comparison.metrics}
-    gate.check(_Compared.of(comparison), _configuration(comparison.candidate.candidate))
+    check_gate(gate, _Compared.of(comparison), _configuration(comparison.candidate.candidate))
     metrics = {name: found.metric for name, found in compared.items()}
     rules = tuple(
         _result(rule, compared[name], gate)
@@ -62,7 +62,7 @@ def judge(gate: Gate, comparison: Comparison) -> GateResult:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """A task with the metrics of it that were compared, as ``Gate.check`` wants it."""
+    """A task with the metrics of it that were compared, as ``check_gate`` wants it."""
 
     name: str
     path: str
@@ -105,6 +105,7 @@ def _result(rule: Rule, found: MetricComparison, gate: Gate) -> RuleResult:
         by=by,
         advice=advice,
         is_required=rule.required,
+        reason=rule.reason,
     )
 
 

@@ -9,14 +9,9 @@ What is left out: what runs (tasks, limits, candidates). A gate judges what was 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr, model_validator
-
-from ..configuration import Configuration
-
-if TYPE_CHECKING:
-    from .check import Planned
 
 LIMITS = ("max", "min", "max_ratio", "min_recovery", "non_inferiority")
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -112,18 +107,3 @@ class Gate(Closed):
             for name in names:
                 if fnmatchcase(name, rule.metric) if rule.is_pattern else name == rule.metric:
                     yield rule, name
-
-    def check(self, tasks: Iterable[Planned], candidates: Iterable[Configuration] = ()) -> None:
-        """Refuse, before anything runs, what could not be judged afterwards.
-
-        Args:
-            tasks: that are going to run, with their metrics and the path by which they are scored.
-            candidates: configurations of our engine that are going to be judged.
-
-        Raises:
-            UsageError: a rule names a metric that will not be measured or that has no such limit, no required
-                rule applies, or figures of a prefill path would be taken for ``dual`` or for FP8 pages.
-        """
-        from .check import check
-
-        check(self, tasks, candidates)

@@ -3,38 +3,32 @@
 Text becomes tokens exactly as lm-eval's own ``hf`` model makes them (trailing spaces of a context go to the
 continuation, both are encoded together and cut at the context's length, an empty context is the prefix token, long
 texts are windows of lm-eval's own utility), so that figures can be compared with anybody's. It differs in this:
-what is too long for the model is not cut. Its request gets a stand-in for an answer, and ``skipped`` says why;
-whoever reads lm-eval's results must leave these items out.
+what is too long for the model is not cut. Its request gets a stand-in for an answer, and ``answers.skipped`` says
+why; whoever reads lm-eval's results must leave these items out.
 
-Requests that are equal are computed once; answers go to the cache as they come. An empty continuation or text, a
+Requests that are equal are computed once, and answers are kept (``answers``). An empty continuation or text, a
 generation argument that is unknown, logits that are not numbers: one error that names task and item.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
+from quantkit.errors import UsageError
 
-from ..candidates.candidate import Candidate, OnProgress, Progress
+from ..candidates.candidate import Candidate, OnProgress
 from ..candidates.generation import Prompt, parse_generation
-from ..candidates.pair import NotFinite, Pair, PromptRefused, Scored
-from .cache import ResponseCache, damaged
-
-_TELL_S = 0.25  # between two reports of progress
-Place = tuple[str, int]  # task, document
-Q = TypeVar("Q")
-A = TypeVar("A")
+from ..candidates.pair import Pair, Scored
+from .answers import Answers, Kind, Place
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to us
@@ -46,10 +40,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
         add_bos_token: as lm-eval's ``hf``; None leaves it to the tokenizer.
 
     Attributes:
-        skipped: reason of each item that has none but stand-in answers.
-        context_tokens: of the longest request of each item.
+        answers: what it has answered, and what it could not.
         scored_tokens: of each task, (tokens scored, those of them that a decode step gave).
-        item_names: how errors name an item.
     """
 
     def __init__(
@@ -63,12 +55,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
     ) -> None:
         super().__init__()
         self.candidate, self.tokenizer = candidate, candidate.tokenizer
-        self.cache = ResponseCache(cache, candidate.identity() | {"state": candidate.state()})
-        self.skipped: dict[Place, str] = {}
-        self.context_tokens: dict[Place, int] = {}
-        self.item_names: Callable[[Place], str] = lambda place: f"task {place[0]}, item {place[1]}"
+        self.answers = Answers(candidate, cache, on_progress)
         self.scored_tokens: dict[str, tuple[int, int]] = {}
-        self._on_progress, self._seed, self._add_bos_token = on_progress, seed, add_bos_token
+        self._seed, self._add_bos_token = seed, add_bos_token
 
     # -- what lm-eval asks of any model
 
@@ -203,7 +192,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
 
     def _score(self, asked: Sequence[tuple[Instance, Pair]]) -> list[Scored]:
         candidate = self.candidate
-        kind = _Kind(
+        kind = Kind(
             what="scoring",
             content=lambda pair: [pair.context, pair.continuation],
             context=lambda pair: pair.num_tokens,
@@ -214,9 +203,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
             load=_scored,
             stand_in=Scored(0.0, False),
         )
-        answers = self._answers(kind, asked)
+        answers = self.answers.to(kind, [(_place(request), pair) for request, pair in asked])
         for (request, pair), found in zip(asked, answers, strict=True):
-            if _place(request) not in self.skipped:
+            if _place(request) not in self.answers.skipped:
                 tokens, decoded = self.scored_tokens.get(_task(request), (0, 0))
                 counts = tokens + len(pair.continuation), decoded + found.num_decoded
                 self.scored_tokens[_task(request)] = counts
@@ -224,7 +213,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
 
     def _generate(self, asked: Sequence[tuple[Instance, Prompt]]) -> list[str]:
         candidate = self.candidate
-        kind: _Kind[Prompt, str] = _Kind(
+        kind: Kind[Prompt, str] = Kind(
             what="generating",
             content=lambda prompt: [prompt.text, prompt.tokens, asdict(prompt.generation), prompt.seed],
             context=lambda prompt: len(prompt.tokens),
@@ -235,94 +224,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
             load=str,
             stand_in="",
         )
-        return self._answers(kind, asked)
-
-    def _answers(self, kind: _Kind[Q, A], asked: Sequence[tuple[Instance, Q]]) -> list[A]:
-        """An answer for each, in order: a stand-in, a kept one, or a new one."""
-        found: dict[str, A] = {}
-        todo: dict[str, tuple[Instance, Q]] = {}
-        keys: list[str | None] = []
-        for request, question in asked:
-            place = _place(request)
-            self.context_tokens[place] = max(self.context_tokens.get(place, 0), kind.context(question))
-            if (why := kind.refusal(question)) is not None:
-                self.skipped.setdefault(place, why)
-                keys.append(None)
-                continue
-            key = self.cache.key(kind.what, kind.content(question))
-            keys.append(key)
-            if key in found or key in todo:
-                continue
-            if (kept := self.cache.get(key)) is None:
-                todo[key] = request, question
-            else:
-                try:
-                    found[key] = kind.load(kept)
-                except (TypeError, ValueError) as error:
-                    raise damaged(self.cache.path, error) from None
-        self._compute(kind, todo, found)
-        return [kind.stand_in if key is None else found[key] for key in keys]
+        return self.answers.to(kind, [(_place(request), prompt) for request, prompt in asked])
 
     def _name(self, request: Instance) -> str:
-        return self.item_names(_place(request))
-
-    def _compute(self, kind: _Kind[Q, A], todo: dict[str, tuple[Instance, Q]], found: dict[str, A]) -> None:
-        """Answer what is left to do, keep it, and say how far it is."""
-        keys, questions = list(todo), [question for _, question in todo.values()]
-        sizes = [kind.tokens(question) for question in questions]
-        num_cached, total = len(found), len(found) + len(keys)
-        start = told = time.monotonic()
-        done = 0
-        try:
-            for index, answer in kind.compute(questions) if questions else ():
-                found[keys[index]] = answer
-                self.cache.put(keys[index], kind.dump(answer))
-                done += sizes[index]
-                now = time.monotonic()
-                if now - told >= _TELL_S or len(found) == total:
-                    told = now
-                    share = done / sum(sizes)
-                    self._on_progress(
-                        Progress(
-                            self.candidate.label, kind.what, len(found), total, num_cached, share, now - start
-                        )
-                    )
-        except NotFinite as error:
-            request, _ = todo[keys[error.pair]]
-            raise ArtifactError(str(error), where=f"{self.candidate.label}, {self._name(request)}") from None
-        except PromptRefused as refused:
-            request, _ = todo[keys[refused.prompt]]
-            raise UsageError(str(refused), where=self._name(request)) from None
-        except EnvironmentProblem as error:
-            if not self.cache.is_on:
-                raise
-            hint = f"{len(found)} of {total} answers are kept; the same command again goes on with the rest."
-            raise EnvironmentProblem(error.what, where=error.where, accepted=error.accepted, hint=hint) from error
-        finally:
-            self.cache.flush()
-
-
-@dataclass(frozen=True)
-class _Kind(Generic[Q, A]):
-    """A kind of request.
-
-    Attributes:
-        what: for progress and keys.
-        content: what decides the answer, JSON-ready.
-        context: tokens that the model reads; tokens: with those of an answer, how much work it is.
-        dump, load: an answer as it is kept, JSON-ready.
-        stand_in: for an answer that there is none of.
-    """
-
-    what: str
-    content: Callable[[Q], Any]
-    context: Callable[[Q], int]
-    tokens: Callable[[Q], int]
-    refusal: Callable[[Q], str | None]
-    compute: Callable[[Sequence[Q]], Iterator[tuple[int, A]]]
-    dump: Callable[[A], Any]
-    load: Callable[[Any], A]
-    stand_in: A
+        return self.answers.item_names(_place(request))
 
 
 def _scored(kept: Any) -> Scored:
@@ -336,7 +241,3 @@ def _task(request: Instance) -> str:
 
 def _place(request: Instance) -> Place:
     return _task(request), int(request.doc_id or 0)
-
-
-def _name(request: Instance) -> str:
-    return f"task {request.task_name}, item {request.doc_id}"

@@ -101,8 +101,9 @@ def run_tasks(
     loaded = _load(tasks, limit, seed)
     names = {one.key: one for one in loaded}
     model = HarnessModel(candidate, cache=cache, on_progress=on_progress, seed=seed)
-    model.item_names = lambda place: f"task {names[place[0]].source.name}, item {_id(names[place[0]], place[1])}"
-    with model.cache:
+    answers = model.answers
+    answers.item_names = lambda place: f"task {names[place[0]].source.name}, item {_id(names[place[0]], place[1])}"
+    with answers.cache:
         logged = _evaluate(model, loaded, is_chat)
     found = [_task_and_items(one, logged[one.key], model, candidate) for one in loaded]
     settings = {
@@ -197,8 +198,8 @@ def _task_and_items(
     items, skipped = [], []
     for index, doc_id in enumerate(one.chosen):
         place, item = (one.key, index), one.ids[doc_id]
-        if place in model.skipped:
-            skipped.append(Skipped(item, model.skipped[place]))
+        if place in model.answers.skipped:
+            skipped.append(Skipped(item, model.answers.skipped[place]))
             continue
         samples = by_doc[doc_id]
         where = f"task {name}, item {item}"
@@ -212,7 +213,7 @@ def _task_and_items(
                 prompt_sha256=_digest(sample["arguments"]),
                 values={metric: value for metric, (value, _) in values.items()},
                 weights={metric: weight for metric, (_, weight) in values.items() if weight != 1},
-                context_tokens=model.context_tokens.get(place),
+                context_tokens=model.answers.context_tokens.get(place),
             )
         )
     if not items:

@@ -112,8 +112,9 @@ def _rules(judged: Judged, report: Report) -> Iterator[Section]:
         for rule in ranked
     )  # fmt: skip
     columns = ("", "rule", ">found (interval)", ">limit", ">how far", "")
-    lines = (f"Gate {gate.gate}, SHA-256 {gate.sha256}. Undecided rules {_policy(report)}.",)
-    yield Section("rules", f"Rules: {judged.label}", Table(columns, rows), lines, judged.label)
+    lines = [f"Gate {gate.gate}, SHA-256 {gate.sha256}. Undecided rules {_policy(report)}."]
+    lines += [f"Why {rule.rule}: {rule.reason}" for rule in ranked if rule.reason]
+    yield Section("rules", f"Rules: {judged.label}", Table(columns, rows), tuple(lines), judged.label)
 
 
 def _policy(report: Report) -> str:

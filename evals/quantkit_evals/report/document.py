@@ -112,7 +112,7 @@ def _rule(rule: RuleResult) -> dict[str, Any]:
     return {
         "rule": rule.rule, "name": rule.name, "found": _number(rule.found), "interval": _interval(rule.interval),
         "limit": _number(rule.limit), "unit": rule.unit, "verdict": rule.verdict.value, "by": _number(rule.by),
-        "advice": rule.advice, "is_required": rule.is_required,
+        "advice": rule.advice, "is_required": rule.is_required, "reason": rule.reason,
     }  # fmt: skip
 
 

@@ -42,6 +42,17 @@ def markdown(report: Report, *, max_bytes: int | None = None) -> str:
     return text + cut
 
 
+def check_step_summary(environ: Mapping[str, str] | None = None) -> None:
+    """That the report can be appended, asked before anything is measured.
+
+    Raises:
+        EnvironmentProblem: the file can't be written.
+    """
+    if name := (os.environ if environ is None else environ).get(STEP_SUMMARY):
+        with disk_errors(Path(name)), open(name, "ab"):
+            pass
+
+
 def append_step_summary(report: Report, environ: Mapping[str, str] | None = None) -> Path | None:
     """Append the report to the file that GITHUB_STEP_SUMMARY names; None (and nothing done) where it names none.
 

@@ -116,9 +116,9 @@ class OwnTask:
         from ..extras import require
 
         require("lm_eval")
-        from .own_task import make_task
+        from .in_memory import InMemoryTask
 
-        return make_task(self)
+        return InMemoryTask(self.name, self.version, self.definition, self.metrics, self.items)
 
 
 def read_task(path: Path) -> OwnTask:

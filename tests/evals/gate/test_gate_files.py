@@ -10,7 +10,7 @@ import pytest
 
 from quantkit.errors import UsageError
 from quantkit_evals.configuration import Configuration
-from quantkit_evals.gate import Gate, find_gate, gate_names, load_gate
+from quantkit_evals.gate import Gate, check_gate, find_gate, gate_names, load_gate
 from tests.evals.runs import ACC, KL, PERPLEXITY, task
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,7 +46,7 @@ def test_the_default_gate_decides_on_fidelity_and_only_reports_accuracy() -> Non
     assert {r.metric for r in gate.rules if r.required} == {"fidelity.kl", "fidelity.perplexity"}
     (reported,) = (r for r in gate.rules if not r.required)
     assert (reported.metric, reported.kind, reported.limit) == ("cloze.acc", "non_inferiority", 0.8)
-    gate.check(QUICK, [Configuration("dual", "fp8")])
+    check_gate(gate, QUICK, [Configuration("dual", "fp8")])
 
 
 def test_a_misspelt_name_gets_the_nearest(tmp_path: Path) -> None:
@@ -106,9 +106,10 @@ def gate(*rules: dict[str, object], **fields: object) -> Gate:
 
 def test_a_rule_of_what_is_not_measured() -> None:
     with pytest.raises(UsageError, match=r"2 problems: cloze.ac is not measured. Did you mean 'cloze.acc'.*mmlu"):
-        gate({"metric": "cloze.ac", "min": 1}, {"metric": "mmlu.acc", "min": 1, "required": False}).check(QUICK)
+        misspelt = gate({"metric": "cloze.ac", "min": 1}, {"metric": "mmlu.acc", "min": 1, "required": False})
+        check_gate(misspelt, QUICK)
     with pytest.raises(UsageError, match=r"is not measured.* Nothing is"):
-        gate({"metric": "cloze.acc", "min": 1}).check([])
+        check_gate(gate({"metric": "cloze.acc", "min": 1}), [])
 
 
 @pytest.mark.parametrize(
@@ -124,21 +125,20 @@ def test_a_rule_of_what_is_not_measured() -> None:
 )
 def test_limits_that_a_metric_cannot_have(rule: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        gate(rule).check(QUICK)
+        check_gate(gate(rule), QUICK)
 
 
 def test_patterns_hold_for_what_fits_and_may_fit_nothing() -> None:
     some = gate({"metric": "*", "min_recovery": 99}, {"metric": "*.exact_match", "non_inferiority": 1})
-    some.check(QUICK)
+    check_gate(some, QUICK)
     with pytest.raises(UsageError, match="no required rule applies"):
-        gate({"metric": "*.exact_match", "non_inferiority": 1}).check(QUICK)
+        check_gate(gate({"metric": "*.exact_match", "non_inferiority": 1}), QUICK)
     with pytest.raises(UsageError, match="no required rule applies"):  # a rule that only reports decides nothing
-        gate({"metric": "*.f1", "min": 1}, {"metric": "cloze.acc", "non_inferiority": 1, "required": False}).check(
-            QUICK
-        )
-    find_gate("accuracy").check([task("arc_challenge")])
+        reporting = {"metric": "cloze.acc", "non_inferiority": 1, "required": False}
+        check_gate(gate({"metric": "*.f1", "min": 1}, reporting), QUICK)
+    check_gate(find_gate("accuracy"), [task("arc_challenge")])
     with pytest.raises(UsageError, match="no required rule applies"):
-        find_gate("accuracy").check([task("text", PERPLEXITY)])
+        check_gate(find_gate("accuracy"), [task("text", PERPLEXITY)])
 
 
 @pytest.mark.parametrize(
@@ -152,15 +152,15 @@ def test_patterns_hold_for_what_fits_and_may_fit_nothing() -> None:
 )
 def test_figures_of_prefill_do_not_judge_what_decodes(candidate: Configuration, refused: bool) -> None:
     one = gate({"metric": "cloze.acc", "non_inferiority": 0.8})
-    one.check([task("cloze", path="decode")], [candidate])
-    one.check([task("cloze", path="generate"), task("other", path="prefill")], [candidate])
+    check_gate(one, [task("cloze", path="decode")], [candidate])
+    check_gate(one, [task("cloze", path="generate"), task("other", path="prefill")], [candidate])
     if refused:
         with pytest.raises(UsageError, match=r"cloze\.acc would judge .* never enters decode"):
-            one.check([task("cloze", path="prefill")], [candidate])
+            check_gate(one, [task("cloze", path="prefill")], [candidate])
     else:
-        one.check([task("cloze", path="prefill")], [candidate])
+        check_gate(one, [task("cloze", path="prefill")], [candidate])
 
 
 def test_metrics_of_lm_eval_with_filters_are_reached() -> None:
     strict = type(ACC)("exact_match,strict-match", "accuracy", True, "%")
-    find_gate("accuracy").check([task("gsm8k", strict, path="generate")])
+    check_gate(find_gate("accuracy"), [task("gsm8k", strict, path="generate")])

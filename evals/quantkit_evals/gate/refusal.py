@@ -26,8 +26,17 @@ class Planned(Protocol):
     def metrics(self) -> tuple[Metric, ...]: ...
 
 
-def check(gate: Gate, tasks: Iterable[Planned], candidates: Iterable[Configuration] = ()) -> None:
-    """See ``Gate.check``."""
+def check_gate(gate: Gate, tasks: Iterable[Planned], candidates: Iterable[Configuration] = ()) -> None:
+    """Refuse, before anything runs, what could not be judged afterwards.
+
+    Args:
+        tasks: that are going to run, with their metrics and the path by which they are scored.
+        candidates: configurations of our engine that are going to be judged.
+
+    Raises:
+        UsageError: a rule names a metric that will not be measured or that has no such limit, no required rule
+            applies, or figures of a prefill path would be taken for ``dual`` or for FP8 pages.
+    """
     tasks = list(tasks)
     metrics = {f"{task.name}.{metric.name}": metric for task in tasks for metric in task.metrics}
     where = f"gate {gate.name}"

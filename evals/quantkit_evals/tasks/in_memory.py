@@ -8,14 +8,16 @@ candidate enforces if it can.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
+from ..run import Metric
 from . import answers
-from .source import OwnTask
+from .schema import TaskFile
 
+Item = Mapping[str, Any]
 MAX_TOKENS = 256
 OUTPUT = {
     "choice": "multiple_choice",
@@ -41,18 +43,20 @@ class Docs(list[dict[str, Any]]):
 class InMemoryTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval is untyped to us
     """See the module.
 
-    Attributes:
-        metrics: as the contract has them.
+    Args:
+        definition: the task's file; name, version and metrics are as it or its reader has them.
+        items: of it, with ``id`` and ``cluster``.
     """
 
-    def __init__(self, source: OwnTask) -> None:
-        self._source = source
-        self.metrics = source.metrics
-        super().__init__(config=_config(source))
+    def __init__(
+        self, name: str, version: str, definition: TaskFile, metrics: tuple[Metric, ...], items: Sequence[Item]
+    ) -> None:
+        self.metrics, self._items = metrics, items
+        super().__init__(config=_config(definition, metrics) | {"task": name, "metadata": {"version": version}})
 
     def download(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to download."""
-        self.dataset = {"test": Docs(dict(item) for item in self._source.items)}
+        self.dataset = {"test": Docs(dict(item) for item in self._items)}
 
     def item_id(self, doc: Mapping[str, Any]) -> str:
         return str(doc["id"])
@@ -70,27 +74,20 @@ class InMemoryTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval is untype
         return request
 
 
-def make_task(source: OwnTask) -> InMemoryTask:
-    return InMemoryTask(source)
-
-
-def _config(source: OwnTask) -> dict[str, Any]:
-    task = source.definition
+def _config(task: TaskFile, metrics: tuple[Metric, ...]) -> dict[str, Any]:
     delimiter = task.delimiter
     config: dict[str, Any] = {
-        "task": source.name,
         "output_type": OUTPUT[task.kind],
         "test_split": "test",
         "num_fewshot": 0,
         "target_delimiter": delimiter,
-        "metadata": {"version": source.version},
         "metric_list": [
             {
                 "metric": metric.name,
                 "aggregation": AGGREGATION.get(metric.name, "mean"),
                 "higher_is_better": metric.is_higher_better,
             }
-            for metric in source.metrics
+            for metric in metrics
         ],
     }
     if task.kind == "choice":
@@ -107,7 +104,7 @@ def _config(source: OwnTask) -> dict[str, Any]:
         }
     if task.kind == "perplexity":
         return config | {"doc_to_text": lambda doc: "", "doc_to_target": lambda doc: doc["text"]}
-    wanted = [metric.name for metric in source.metrics]
+    wanted = [metric.name for metric in metrics]
     return config | {
         "doc_to_text": lambda doc: doc["prompt"],
         "doc_to_target": lambda doc: str(doc.get("target", "")),
