@@ -236,6 +236,11 @@ def test_fp8_weights_against_the_checkpoint_they_were_made_of(
     assert code == 0 and document["baseline"]["label"] == "source, bf16 KV", err
     assert [one["label"] for one in document["candidates"]] == ["fp8, bf16 KV", "dual, bf16 KV"]
 
+    code, text, err = run(capsys, source, "--task", mine, "--json")
+    document = json.loads(text)  # it could be BF16, so it is not called FP8
+    assert code == 0 and document["baseline"]["label"] == "as published, bf16 KV", err
+    assert [one["label"] for one in document["candidates"]] == ["as published, fp8 KV"]
+
 
 def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "tasks", "--json")

@@ -98,7 +98,8 @@ def test_words_and_advice(found: Comparison) -> None:
     assert result.rule == "cloze.acc at most 6.2 points worse"
     assert result.limit == -6.2
     assert result.by == pytest.approx(0.2)
-    assert "more items would decide it" in result.advice
+    assert "more items would decide it" in result.advice and result.reason == ""
+    assert one(found, metric="cloze.acc", non_inferiority=6.2, reason="A promise.").reason == "A promise."
     assert one(found, metric="fidelity.kl", max=0.5).rule == "fidelity.kl at most 0.5 nats/token"
     assert one(found, metric="text.perplexity", max_ratio=1.5).rule == (
         "text.perplexity at most 1.5 times the baseline's"

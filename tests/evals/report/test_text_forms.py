@@ -13,6 +13,8 @@ from quantkit.cli.show_eval import evaluation
 from quantkit.errors import EnvironmentProblem
 from quantkit_evals.comparison import Verdict
 from quantkit_evals.report.annotations import MOST, annotations, command, is_wanted
+from quantkit_evals.report.document import document
+from quantkit_evals.report.html import html
 from quantkit_evals.report.markdown import SUMMARY_BYTES, append_step_summary, escape, markdown
 from quantkit_evals.report.report import Report
 from tests.evals.report import builder
@@ -41,6 +43,16 @@ def test_markdown_begins_with_the_verdict() -> None:
     assert lines[0] == "**FAILED: dual+fp8: gate default: required rules: 1 failed (reported only: 1 undecided)**"
     assert "| FAILED | fidelity.kl at most 0.0005 |" in markdown(builder.failed())
     assert "| fidelity.kl | 64 | – | 0.00071 ± 0.00002 nats/token | – | (0.00067 to 0.00075) |" in "\n".join(lines)
+
+
+def test_every_form_says_why_a_limit_is_what_it_is() -> None:
+    report = builder.failed()
+    why = "Why fidelity.kl at most 0.0005: Half above what FP8 pages and INT4 cost together."
+    assert f"\n- {escape(why)}\n" in markdown(report)
+    assert f"<li>{why}</li>" in html(report).decode()
+    assert f"  {why}" in list(evaluation(report))
+    assert document(report)["candidates"][0]["gate"]["rules"][0]["reason"] == why.partition(": ")[2]
+    assert "Why cloze.acc" not in markdown(report)  # its file says nothing
 
 
 def test_markdown_escapes() -> None:
