@@ -12,26 +12,68 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from ctypes import c_void_p
+from ctypes import c_char_p, c_void_p
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from .library import Library
 
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.(so[.\d]*|dylib)$")
 
 
-@cache
-def runtime_path() -> str | None:
-    """Path of the runtime that is loaded (Linux), else of the one in torch's package; None without one."""
-    import torch  # noqa: F401 - brings its runtime along
+class _Runtime(NamedTuple):
+    """Entry points, and the file that they are in (None: it can't be told)."""
 
-    maps = Path("/proc/self/maps")
-    lines = maps.read_text().splitlines() if maps.exists() else []
-    loaded = [line.split(maxsplit=5)[-1] for line in lines]  # a path may hold spaces
-    candidates = [path for path in (*loaded, *map(str, shipped_runtimes())) if _RUNTIME.search(path)]
-    return next(iter(candidates), None)
+    parallel: c_void_p
+    thread_number: c_void_p
+    path: str | None
+
+
+@cache
+def _runtime() -> _Runtime | None:
+    """The one that torch's own calls go to; None without one.
+
+    Found as the loader finds it for torch: what the whole process sees comes first (a preloaded runtime, the one
+    that torch loads for all), then what torch's library was linked to. Not by a file's name: other packages bring
+    runtimes of their own (scikit-learn has one, and is imported by half of all evaluations), and threads of two of
+    them on the same cores make a step thirty times slower.
+    """
+    import torch
+
+    linked = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
+    for name in (None, *map(str, linked)):
+        try:
+            handle = ctypes.CDLL(name)
+            parallel = ctypes.cast(handle.GOMP_parallel, c_void_p)
+            number = ctypes.cast(handle.omp_get_thread_num, c_void_p)
+        except (OSError, AttributeError):
+            continue
+        return _Runtime(parallel, number, _file_of(parallel))
+    return None
+
+
+def runtime_path() -> str | None:
+    """File of the runtime that torch uses; None without one, or where it can't be told."""
+    found = _runtime()
+    return None if found is None else found.path
+
+
+class _Place(ctypes.Structure):
+    """Dl_info of dladdr(3)."""
+
+    _fields_ = (("file", c_char_p), ("base", c_void_p), ("symbol", c_char_p), ("address", c_void_p))
+
+
+def _file_of(address: c_void_p) -> str | None:
+    place = _Place()
+    try:
+        dladdr = ctypes.CDLL(None).dladdr
+    except (OSError, AttributeError):
+        return None
+    dladdr.argtypes = [c_void_p, ctypes.POINTER(_Place)]
+    return os.fsdecode(place.file) if dladdr(address, ctypes.byref(place)) and place.file else None
 
 
 def shipped_runtimes() -> list[Path]:
@@ -46,22 +88,16 @@ def lend(library: Library) -> str | None:
     """Hand the runtime's entry points to the library.
 
     Returns:
-        Path of the runtime; None without one (then everything runs in one thread).
+        File of the runtime; None without one (then everything runs in one thread), or where it can't be told.
     """
-    path = runtime_path()
-    if path is None:
-        return None
-    try:
-        runtime = ctypes.CDLL(path)
-        parallel = ctypes.cast(runtime.GOMP_parallel, c_void_p)
-        number = ctypes.cast(runtime.omp_get_thread_num, c_void_p)
-    except (OSError, AttributeError):
+    found = _runtime()
+    if found is None:
         return None
     function = library.handle.qk_set_openmp
     function.argtypes, function.restype = [c_void_p, c_void_p], None
-    function(parallel, number)
+    function(found.parallel, found.thread_number)
     _take_back_in_children(library.handle)
-    return path
+    return found.path
 
 
 @cache
