@@ -140,7 +140,7 @@ OTHERS_FIRST = """
 import ctypes
 import sklearn.utils._openmp_helpers  # scikit-learn brings a runtime of its own
 import torch
-from quantkit_kernels import library
+from quantkit_kernels import library, openmp
 path = openmp.lend(library.Library.load())
 loaded = {line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line.rpartition("/")[2]}
 assert len(loaded) > 1, loaded  # or this shows nothing
