@@ -136,9 +136,10 @@ def test_statuses_that_no_check_foresaw_are_errors(monkeypatch: pytest.MonkeyPat
     copy_pages(layout.allocate(2), torch.tensor([0]), torch.tensor([1]))  # the same code at every level
 
 
-OTHERS_FIRST = """
-import ctypes
-import sklearn.utils._openmp_helpers  # scikit-learn brings a runtime of its own
+OTHERS_TOO = """
+import ctypes, importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 import torch
 from quantkit_kernels import library, openmp
 path = openmp.lend(library.Library.load())
@@ -152,6 +153,8 @@ for count in (3, 5):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other platforms have no GNU runtime")
-def test_the_runtime_is_torchs_own_whatever_else_is_loaded() -> None:
-    done = subprocess.run([sys.executable, "-c", OTHERS_FIRST], capture_output=True, text=True)
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_runtime_is_torchs_own_whatever_else_is_loaded(order: int) -> None:
+    modules = ("torch", "sklearn.utils._openmp_helpers")  # scikit-learn brings a runtime of its own
+    done = subprocess.run([sys.executable, "-c", OTHERS_TOO, *modules[::order]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
