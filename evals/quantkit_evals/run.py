@@ -46,8 +46,8 @@ class Item:
         task: name.
         item: id, unique in its task and the same in every run of it.
         cluster: items of one cluster depend on each other (one document); the item's own id if independent.
-        prompt_sha256: digest of all that was asked: contexts, continuations, generation settings. Runs are only
-            compared where it is equal.
+        prompt_sha256: digest of all that was asked: contexts, continuations, generation settings, and the windows
+            of a text that was longer than one. Runs are only compared where it is equal.
         values: metric -> value.
         weights: metric -> weight; a metric that is left out has 1.
         context_tokens: of the longest request of the item; None when the candidate does not say.

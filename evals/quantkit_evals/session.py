@@ -213,15 +213,27 @@ def _run_all(
         own = [one for one in candidates if isinstance(one, EngineCandidate)]
         say("fidelity: every candidate beside the baseline, token by token")
         records = fidelity_task(baseline, own, text=settings.fidelity, on_progress=on_progress)
-    first = baseline if isinstance(baseline, Run) else _run(baseline, settings, on_progress, say)
-    runs = [_run(one, settings, on_progress, say) for one in candidates]
+    window = _window((baseline, *candidates), settings)
+    first = baseline if isinstance(baseline, Run) else _run(baseline, settings, window, on_progress, say)
+    runs = [_run(one, settings, window, on_progress, say) for one in candidates]
     if records:
         runs = [found.added_to(run, first) for found, run in zip(records[1:], runs, strict=True)]
         first = records[0].added_to(first)
     return first, runs
 
 
-def _run(candidate: Candidate, settings: Settings, on_progress: OnProgress, say: Say) -> Run:
+def _window(everyone: Sequence[Candidate | Run], settings: Settings) -> int | None:
+    """Tokens at a time of long texts: as many as all take, since figures of other windows don't compare. A kept
+    run has had its own."""
+    from .harness.run_tasks import is_windowed
+
+    if not any(is_windowed(task.lm_eval_task()) for task in settings.tasks):
+        return None
+    taken = [one.settings.get("window") if isinstance(one, Run) else one.max_length for one in everyone]
+    return min((tokens for tokens in taken if isinstance(tokens, int) and tokens > 1), default=None)
+
+
+def _run(candidate: Candidate, settings: Settings, window: int | None, on_progress: OnProgress, say: Say) -> Run:
     from .harness.run_tasks import run_tasks
 
     if not settings.tasks:  # fidelity alone
@@ -229,5 +241,5 @@ def _run(candidate: Candidate, settings: Settings, on_progress: OnProgress, say:
     say(f"{candidate.label}: {', '.join(task.name for task in settings.tasks)}")
     return run_tasks(
         candidate, settings.tasks, limit=settings.limit, seed=settings.seed, cache=settings.cache,
-        on_progress=on_progress, is_chat=settings.is_chat,
+        on_progress=on_progress, is_chat=settings.is_chat, window=window,
     )  # fmt: skip

@@ -12,6 +12,8 @@ generation argument that is unknown, logits that are not numbers: one error that
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -38,9 +40,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
         cache: folder of kept answers; None keeps none.
         seed: of sampled answers.
         add_bos_token: as lm-eval's ``hf``; None leaves it to the tokenizer.
+        window: of long texts, in tokens, so that others who take less are asked the same; None: all that the
+            candidate takes.
 
     Attributes:
         answers: what it has answered, and what it could not.
+        windows: of each text that was longer than a window, a digest of how it was cut.
         scored_tokens: of each task, (tokens scored, those of them that a decode step gave).
     """
 
@@ -52,12 +57,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
         on_progress: OnProgress = lambda _: None,
         seed: int = 0,
         add_bos_token: bool | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         self.candidate, self.tokenizer = candidate, candidate.tokenizer
         self.answers = Answers(candidate, cache, on_progress)
         self.scored_tokens: dict[str, tuple[int, int]] = {}
-        self._seed, self._add_bos_token = seed, add_bos_token
+        self.windows: dict[Place, str] = {}
+        self._seed, self._add_bos_token, self._window = seed, add_bos_token, window
 
     # -- what lm-eval asks of any model
 
@@ -81,7 +88,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
 
     @property
     def max_length(self) -> int:
-        return self.candidate.max_length
+        taken = self.candidate.max_length
+        return taken if self._window is None else min(self._window, taken)
 
     @property
     def tokenizer_name(self) -> str:
@@ -154,6 +162,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
             ]
             if not windows:
                 raise UsageError("has an empty text: there is nothing to score", where=self._name(request))
+            if len(windows) > 1:  # one is the whole text, however many tokens a tokenizer makes of it
+                self.windows[_place(request)] = _digest(windows)
             asked += [(request, window) for window in windows]
             counts.append(len(windows))
         found = iter(self._score(asked))
@@ -228,6 +238,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
 
     def _name(self, request: Instance) -> str:
         return self.answers.item_names(_place(request))
+
+
+def _digest(windows: Sequence[Pair]) -> str:
+    said = json.dumps([[pair.context, pair.continuation] for pair in windows])
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def _scored(kept: Any) -> Scored:

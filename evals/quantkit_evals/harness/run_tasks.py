@@ -78,6 +78,7 @@ def run_tasks(
     cache: Path | None = None,
     on_progress: OnProgress = lambda _: None,
     is_chat: bool = False,
+    window: int | None = None,
 ) -> Run:
     """Run the tasks; the records of all items.
 
@@ -86,6 +87,8 @@ def run_tasks(
         seed: of few-shot examples and sampled answers.
         cache: folder of kept answers (``harness.cache.default_cache``); None keeps none.
         is_chat: prompts are put into the model's chat template.
+        window: tokens at a time of texts that are longer, at most; None: as many as the candidate takes. Only
+            texts cut alike compare, so the settings of a run that has such tasks state it.
 
     Raises:
         UsageError: no tasks, a task twice or without items, an item with nothing to score, an unsupported
@@ -100,7 +103,7 @@ def run_tasks(
         raise UsageError(f"is {limit}", where="limit", accepted="1 or more, or none")
     loaded = _load(tasks, limit, seed)
     names = {one.key: one for one in loaded}
-    model = HarnessModel(candidate, cache=cache, on_progress=on_progress, seed=seed)
+    model = HarnessModel(candidate, cache=cache, on_progress=on_progress, seed=seed, window=window)
     answers = model.answers
     answers.item_names = lambda place: f"task {names[place[0]].source.name}, item {_id(names[place[0]], place[1])}"
     with answers.cache:
@@ -109,12 +112,19 @@ def run_tasks(
     settings = {
         "seed": seed, "limit": limit, "chat": is_chat, "versions": {name: version(name) for name in _PACKAGES},
     }  # fmt: skip
+    if any(is_windowed(one.task) for one in loaded):
+        settings["window"] = model.max_length
     return Run(
         candidate=candidate.identity() | {"scored_tokens": _scored(loaded, model)},
         settings=settings,
         tasks=tuple(task for task, _ in found),
         items=tuple(item for _, items in found for item in items),
     )
+
+
+def is_windowed(task: Any) -> bool:
+    """Whether a task of lm-eval scores whole texts, window by window."""
+    return bool(task.OUTPUT_TYPE == "loglikelihood_rolling")
 
 
 class _Unused(dict[str, Any]):
@@ -210,7 +220,7 @@ def _task_and_items(
                 task=name,
                 item=item,
                 cluster=str(one.task.cluster_of(sample["doc"])),
-                prompt_sha256=_digest(sample["arguments"]),
+                prompt_sha256=_digest(sample["arguments"], model.windows.get(place)),
                 values={metric: value for metric, (value, _) in values.items()},
                 weights={metric: weight for metric, (_, weight) in values.items() if weight != 1},
                 context_tokens=model.answers.context_tokens.get(place),
@@ -259,8 +269,10 @@ def _value(
     return (-value if metric.kind == "perplexity" else value), weight
 
 
-def _digest(arguments: Any) -> str:
-    text = json.dumps(arguments, sort_keys=True, ensure_ascii=False, default=repr)
+def _digest(arguments: Any, windows: str | None) -> str:
+    """Of what was asked, and of how it was cut, if it was: other windows give other figures."""
+    asked = arguments if windows is None else [arguments, windows]
+    text = json.dumps(asked, sort_keys=True, ensure_ascii=False, default=repr)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

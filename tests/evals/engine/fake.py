@@ -36,7 +36,8 @@ class Fake:
         return ""
 
     def refusal(self, pair: Pair) -> str | None:
-        return f"{pair.num_tokens} tokens" if pair.num_tokens > self.max_length else None
+        needed = pair.num_tokens - 1  # the last one is only asked about
+        return f"{needed} tokens" if needed > self.max_length else None
 
     def refusal_of_prompt(self, prompt: Prompt) -> str | None:
         return None
