@@ -13,7 +13,7 @@ from quantkit.errors import UsageError
 
 from .configuration import Configuration, KvDtype, WeightSet
 from .configuration import Path as ScoringPath
-from .publisher import publisher_weights
+from .publisher import publisher_weights, stored_weights
 from .run_file import HEADER, read_run
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Choice:
     """What is to be evaluated.
 
     Attributes:
-        weights: sets under test; empty: ``dual`` of an artifact, ``fp8`` of a plain checkpoint, and none where
-            an endpoint or a model of transformers is given.
+        weights: sets under test; empty: ``dual`` of an artifact, the one that a plain checkpoint has, and none
+            where an endpoint or a model of transformers is given.
         kv_dtypes: of each; empty: ``fp8``, with float32 arithmetic ``f32``.
         path: ``auto`` is decode if any candidate needs it, else prefill.
         compute, fp8_activations: of all of our engine.
@@ -61,9 +61,10 @@ def choose(model: Servable, choice: Choice) -> tuple[Candidate | Run, list[Candi
     Raises:
         UsageError: weights that the model doesn't have, a baseline that is none, nothing but the baseline.
         ArtifactError: a manifest or a run that can't be read.
+        SourceError, UnsupportedError: a plain checkpoint that can't be read.
     """
     manifest = _manifest(model)
-    found = _configurations(choice, is_artifact=manifest is not None)
+    found = _configurations(choice, None if manifest is not None else stored_weights(model.folder))
     path: ScoringPath
     if choice.path == "auto":
         path = "decode" if any(made.needs_decode for made in found) else "prefill"
@@ -82,15 +83,20 @@ def choose(model: Servable, choice: Choice) -> tuple[Candidate | Run, list[Candi
     return baseline, candidates
 
 
-def _configurations(choice: Choice, *, is_artifact: bool) -> list[Configuration]:
+def _configurations(choice: Choice, stored: WeightSet | None) -> list[Configuration]:
+    """
+    Args:
+        stored: the one weight set of a plain checkpoint; None: an artifact, which has all.
+    """
     others = choice.endpoint is not None or choice.transformers is not None
     if not choice.weights and others:
         return []
-    weights = choice.weights or (("dual",) if is_artifact else ("fp8",))
-    if not is_artifact and weights != ("fp8",):
+    weights = choice.weights or (stored or "dual",)
+    missing = [one for one in weights if stored is not None and one != stored]
+    if missing:
         raise UsageError(
-            f"a plain checkpoint has no {', '.join(w for w in weights if w != 'fp8')} weights", where="--weights",
-            accepted="fp8", hint="`quantkit convert` makes an artifact of it.",
+            f"a plain checkpoint has no {', '.join(missing)} weights", where="--weights",
+            accepted=stored, hint="`quantkit convert` makes an artifact of it.",
         )  # fmt: skip
     kv_dtypes = choice.kv_dtypes or (("f32",) if choice.compute == "float32" else ("fp8",))
     return [
@@ -116,7 +122,6 @@ def _baseline(
     model: Servable, manifest: Manifest | None, choice: Choice, path: ScoringPath
 ) -> EngineCandidate | Run:
     kv: KvDtype = "f32" if choice.compute == "float32" else "bf16"
-    weights: WeightSet = "fp8"
     label = _label(manifest, kv)
     if choice.baseline is not None:
         if (choice.baseline / HEADER).is_file():
@@ -132,8 +137,7 @@ def _baseline(
         model = servable(str(choice.baseline))
         manifest = _manifest(model)
         label = f"{model.name}, {kv} KV"  # another model, whose weights may be of any kind
-    if manifest is not None:
-        weights = publisher_weights(manifest)
+    weights = stored_weights(model.folder) if manifest is None else publisher_weights(manifest)
     made = Configuration(weights, kv, compute=choice.compute, fp8_activations=choice.fp8_activations)
     return _on(model, choice, made, path, label=label)
 

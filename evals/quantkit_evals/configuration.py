@@ -25,7 +25,7 @@ class Configuration:
 
     Attributes:
         weights: ``fp8`` and ``int4`` use one view for both phases, ``dual`` prefills on FP8 and decodes on INT4. A
-            plain checkpoint has one set, which is called ``fp8`` whatever it stores.
+            plain checkpoint has one set: ``int4`` where it stores that, else ``fp8``, also of BF16 weights.
         kv_dtype: of the KV pages; ``f32`` only with float32 compute.
         path: how continuations are scored: ``prefill`` all at once, ``decode`` token by token.
         compute: arithmetic, as ``quantkit serve --dtype``.

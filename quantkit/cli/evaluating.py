@@ -48,7 +48,7 @@ _CANDIDATES = (
     click.option(
         "--weights", type=click.Choice(["dual", "fp8", "int4"]), multiple=True,
         help="Weight set under test: fp8 and int4 for both phases, dual prefills on FP8 and decodes on INT4; may "
-        "be given several times (default: dual; fp8 of a plain checkpoint).",
+        "be given several times (default: dual; of a plain checkpoint what it has).",
     ),
     click.option(
         "--kv-dtype", type=click.Choice(["fp8", "bf16", "f32"]), multiple=True,

@@ -269,19 +269,26 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _engine_versions() -> dict[str, str]:
-    """Of what computes: results of another build are not taken from a cache."""
+    """Of what computes: results of another build or backend are not taken from a cache.
+
+    Raises:
+        UsageError: a variable asks for a backend or instructions that are not there.
+    """
     import torch
 
     import quantkit
-    from quantkit_kernels.library import Library, NativeMissing
+    from quantkit_kernels.library import Library
+    from quantkit_kernels.registry import backend
 
     try:
-        library = Library.load()
-        path = Path(library.handle._name)
-        native = f"{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}, {library.isa}"
-    except NativeMissing:
-        native = "none"
-    return {"quantkit": quantkit.__version__, "kernels": native, "torch": str(torch.__version__)}
+        found = backend()
+        kernels = found.name
+        if found.name == "cpu":
+            path = Path(Library.load().handle._name)
+            kernels = f"cpu, {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}, {found.isa}"
+    except ValueError as error:
+        raise UsageError(str(error), where="environment") from None
+    return {"quantkit": quantkit.__version__, "kernels": kernels, "torch": str(torch.__version__)}
 
 
 def _check_memory(nbytes: int) -> None:
