@@ -16,6 +16,8 @@ from tests.evals.engine.small_tasks import cloze
 
 TASK = cloze(*({"id": n, "text": f"Number {n} and", "target": f" is {n}"} for n in range(3)))
 
+DEFAULT = Choice()
+
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,7 +26,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def chosen(model: Path, choice: Choice = Choice()) -> list[EngineCandidate]:
+def chosen(model: Path, choice: Choice = DEFAULT) -> list[EngineCandidate]:
     baseline, candidates = choose(Servable(model, model.name), choice)
     found = [baseline, *candidates]
     assert all(isinstance(one, EngineCandidate) for one in found)

@@ -17,7 +17,7 @@ from ..extras import require
 
 
 def score(item: Mapping[str, Any], answer: str) -> dict[str, float]:
-    """Every metric that the item allows.
+    """Every metric that the item allows; the target of one with a schema is a JSON value (``json_target``).
 
     ``exact_match``: the answer is the target (as JSON values, if it should be JSON). ``valid``: it is JSON that
     follows the schema. ``field_match``: share of the target's fields, at any depth, that the answer has, too.
@@ -27,8 +27,6 @@ def score(item: Mapping[str, Any], answer: str) -> dict[str, float]:
     value = _parse(answer) if is_json else answer.strip()
     if "target" in item:
         target = item["target"] if is_json else item["target"].strip()
-        if is_json and isinstance(target, str):
-            target = json.loads(target) if _parse(target) is not _NOTHING else target
         found["exact_match"] = float(_equal(value, target))
         if is_json and isinstance(target, dict) and target:
             wanted = _leaves(target)
@@ -48,6 +46,21 @@ def metrics_of(item: Mapping[str, Any]) -> list[str]:
         *(["exact_match"] if "target" in item else []),
         *(["field_match"] if has_fields else []),
     ]
+
+
+def json_target(target: Any, schema: Any) -> Any:
+    """A target as the JSON value that the schema's ``validator`` wants: a text is that text where it may be one,
+    else what it says as JSON.
+
+    Raises:
+        ValueError: neither follows the schema.
+    """
+    if schema.is_valid(target):
+        return target
+    value = _parse(target) if isinstance(target, str) else _NOTHING
+    if value is _NOTHING or not schema.is_valid(value):
+        raise ValueError("the target does not follow the item's own schema")
+    return value
 
 
 def validator(schema: Mapping[str, Any], where: str = "json_schema") -> Any:
@@ -71,10 +84,13 @@ def _refuse(uri: str) -> Any:
 
 
 def _parse(text: str) -> Any:
+    """A JSON value; Python reads more than that: NaN, halves of surrogate pairs, numbers beyond any float."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
         return _NOTHING
+    return value
 
 
 def _equal(one: Any, other: Any) -> bool:

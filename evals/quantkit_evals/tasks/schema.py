@@ -42,13 +42,27 @@ Text = Annotated[str, Field(min_length=1)]
 _GENERATE = ("json_schema", "until", "max_tokens")
 
 
+def _template(source: object) -> object:
+    """A source whose double braces are all of ``{{field}}``: what looks like one and is none would be asked
+    literally. Those that end JSON have begun in it."""
+    if isinstance(source, str):
+        rest = FIELD.sub("\0", source)
+        if "{{" in rest or ("}}" in rest and rest.count("{") < rest.count("}")):
+            at = rest.find("{{") if "{{" in rest else max(rest.find("}}") - 20, 0)
+            raise ValueError(f"{rest[at : at + 40]!r} has braces that are no {{{{field}}}}; there is nothing else")
+    return source
+
+
 def _texts(value: object) -> object:
     """A text or a list of two or more; one message instead of one for each side of a union."""
     if isinstance(value, str) and value:
-        return value
+        return _template(value)
     if isinstance(value, list) and len(value) > 1 and all(isinstance(text, str) and text for text in value):
-        return value
+        return [_template(text) for text in value]
     raise ValueError("a field's name or a list of two or more templates is wanted")
+
+
+Source = Annotated[str, Field(min_length=1), BeforeValidator(_template)]
 
 
 def _entry(value: object) -> object:
@@ -64,18 +78,18 @@ class TaskFile(BaseModel):
     data: Text = Field(description="JSON lines in UTF-8, in the folder of this file or below it.")
     name: str | None = Field(default=None, pattern=rf"^{NAME}$", description="By default the file's name.")
     description: str = Field(default="", description="One line for people.")
-    context: Text | None = Field(default=None, description="choice, cloze: what comes before. A template.")
+    context: Source | None = Field(default=None, description="choice, cloze: what comes before. A template.")
     choices: Annotated[Any, BeforeValidator(_texts)] = Field(
         default=None, description="choice: the field that holds the list, or a list: a template for each choice."
     )
-    answer: Text | None = Field(default=None, description="choice: the field that holds the answer.")
-    target: Text | None = Field(default=None, description="cloze, generate: what should come. A template.")
-    text: Text | None = Field(default=None, description="perplexity: a template.")
-    prompt: Text | None = Field(default=None, description="generate: a template.")
-    id: Text | None = Field(
+    answer: Source | None = Field(default=None, description="choice: the field that holds the answer.")
+    target: Source | None = Field(default=None, description="cloze, generate: what should come. A template.")
+    text: Source | None = Field(default=None, description="perplexity: a template.")
+    prompt: Source | None = Field(default=None, description="generate: a template.")
+    id: Source | None = Field(
         default=None, description="The field that names an item; by default id, if it is there."
     )
-    cluster: Text | None = Field(
+    cluster: Source | None = Field(
         default=None, description="The field that items of one document share; by default cluster, if it is there."
     )
     delimiter: str = Field(default=" ", description="Between the context and a choice or target.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -141,15 +141,19 @@ def read_task(path: Path) -> OwnTask:
     data = _read_data(data_path, path)
     items = read_items(data_path, data, definition)
     version = sha256(FORMAT + sha256(text).digest() + sha256(data).digest()).hexdigest()
+    if definition.kind == "generate":
+        items = tuple(_with_targets(items, data_path))
     task = OwnTask(name, version, definition, items)
     if definition.kind == "generate":
-        _check_answers(task, data_path)
+        _check_metrics(task, data_path)
     return task
 
 
 def _data_path(task: Path, data: str) -> Path:
     """Only what lies beside the file or below: a task that is passed on takes no other file with it."""
     found = task.parent / data
+    if not data.isprintable():  # a zero byte is in no path
+        raise UsageError(f"data: {data!r} is no file's name", where=str(task))
     if Path(data).is_absolute() or not found.resolve().is_relative_to(task.parent.resolve()):
         raise UsageError(
             f"data: {data} lies outside of the task's folder",
@@ -173,11 +177,28 @@ def _read_data(path: Path, task: Path) -> bytes:
     return data
 
 
-def _check_answers(task: OwnTask, where: Path) -> None:
-    """Every schema can be checked against, every target follows its own, every metric exists for all items."""
-    from .answers import metrics_of, validator
+def _with_targets(items: Iterable[dict[str, Any]], where: Path) -> Iterator[dict[str, Any]]:
+    """The items; every schema can be checked against, every target is a JSON value that follows its own."""
+    from .answers import json_target, validator
 
     known: dict[str, Any] = {}
+    for item in items:
+        if "json_schema" in item:
+            at, key = f"{where}, item {item['id']}", repr(item["json_schema"])
+            if key not in known:
+                known[key] = validator(item["json_schema"], at)
+            if "target" in item:
+                try:
+                    item = item | {"target": json_target(item["target"], known[key])}
+                except ValueError as error:
+                    raise UsageError(str(error), where=at) from None
+        yield item
+
+
+def _check_metrics(task: OwnTask, where: Path) -> None:
+    """Every metric exists for all items."""
+    from .answers import metrics_of
+
     for item in task.items:
         at = f"{where}, item {item['id']}"
         missing = [name for name in task.definition.metrics or () if name not in metrics_of(item)]
@@ -185,12 +206,5 @@ def _check_answers(task: OwnTask, where: Path) -> None:
             raise UsageError(
                 f"nothing to make {', '.join(missing)} of", where=at, accepted=", ".join(metrics_of(item))
             )
-        if "json_schema" not in item:
-            continue
-        key = repr(item["json_schema"])
-        if key not in known:
-            known[key] = validator(item["json_schema"], at)
-        if isinstance(item.get("target"), dict | list) and not known[key].is_valid(item["target"]):
-            raise UsageError("the target does not follow the item's own schema", where=at)
     if not task.metrics:
         raise UsageError("no metric can be made of all items", where=str(where), accepted="alike items")

@@ -136,6 +136,15 @@ def test_validity(answer: str, valid: float) -> None:
     assert answers.score({"json_schema": {"type": "object"}}, answer) == {"valid": valid}
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ['"\\ud83d"', '{"b": "\\ud83d"}', '{"\\ud83d": 1}', '{"b": NaN}', '{"b": -Infinity}', "1e999", "[" * 900],
+)
+def test_what_python_reads_and_json_is_not(answer: str) -> None:
+    """Half of a surrogate pair ended an evaluation, and again whenever it went on from what was kept."""
+    assert answers.score({"json_schema": {}, "target": {"b": 1}}, answer)["valid"] == 0
+
+
 def test_fields_are_counted_at_any_depth() -> None:
     item = {"json_schema": {}, "target": {"tool": "t", "arguments": {"x": 1, "y": [1, True]}}}
     assert answers.score(item, '{"tool": "t", "arguments": {"x": 2, "y": [1, true]}}')["field_match"] == 2 / 3

@@ -10,6 +10,7 @@ import pytest
 
 from quantkit.errors import UsageError
 from quantkit_evals.tasks import find_tasks
+from quantkit_evals.tasks.answers import score
 
 CHOICE = {"context": "One and", "choices": ["two", "three"], "answer": 0}
 CLOZE = {"context": "One and", "target": "two"}
@@ -75,6 +76,39 @@ def test_a_template_is_not_read_again(tmp_path: Path) -> None:
     assert task.items[0]["text"] == "{{b}}"
 
 
+def test_json_in_a_template(tmp_path: Path) -> None:
+    yaml = """kind: perplexity\ndata: mine.jsonl\ntext: 'As {"a": {"b": {{x}}}}, {{{x}}}, {{ x }}{"c": {}}'\n"""
+    assert find(write(tmp_path, yaml, {"x": 1})).items[0]["text"] == 'As {"a": {"b": 1}}, {1}, 1{"c": {}}'
+
+
+@pytest.mark.parametrize(
+    ("target", "schema", "wanted"),
+    [
+        ("5", {"type": "string"}, "5"),
+        ("5", {"type": "integer"}, 5),
+        (5, {"type": "integer"}, 5),
+        ('{"a": 1}', {"type": "object"}, {"a": 1}),
+        (5, {"type": "string"}, None),
+        (True, {"type": "integer"}, None),
+        ("five", {"type": "integer"}, None),
+        ("NaN", {"type": "number"}, None),
+    ],
+)
+def test_targets_under_a_schema(tmp_path: Path, target: Any, schema: Any, wanted: Any) -> None:
+    """A text is a text where it may be one, as a right answer is."""
+    row = {"prompt": "P", "json_schema": schema, "target": target}
+    path = write(tmp_path, "kind: generate\ndata: mine.jsonl\n", row)
+    if wanted is None:
+        assert "mine.jsonl, item 1: the target does not follow the item's own schema" in error(path)
+        return
+    task = find(path)
+    assert task.items[0]["target"] == wanted and type(task.items[0]["target"]) is type(wanted)
+    right = score(task.items[0], json.dumps(wanted))
+    assert set(right.values()) == {1}
+    assert score(task.items[0], "null") == dict.fromkeys(right, 0)
+    assert ("field_match" in {metric.name for metric in task.metrics}) == isinstance(wanted, dict)
+
+
 def test_the_version_is_that_of_definition_and_data(tmp_path: Path) -> None:
     yaml = "kind: cloze\ndata: mine.jsonl\n"
     versions = {
@@ -114,6 +148,12 @@ def test_all_errors_of_a_file_at_once_with_their_lines(tmp_path: Path) -> None:
         ("kind: cloze\ndata: mine.jsonl\nname: a b\n", "name"),
         ("kind: cloze\ndata: mine.jsonl\ntarget: '{{tagret}}'\n", "mine.jsonl:1: has no field 'tagret'"),
         ("kind: choice\ndata: mine.jsonl\nchoices: ['{{target}}']\n", "two or more templates"),
+        ("kind: cloze\ndata: mine.jsonl\ntarget: '{{target.text}}'\n", "'{{target.text}}' has braces"),
+        ("kind: cloze\ndata: mine.jsonl\ncontext: 'Q: {{context|upper}}'\n", "'{{context|upper}}' has braces"),
+        ("kind: cloze\ndata: mine.jsonl\ntarget: '{{target }'\n", "line 3: target: '{{target }' has braces that"),
+        ("kind: cloze\ndata: mine.jsonl\ntarget: '{target}}'\n", "line 3: target: '{target}}' has braces that"),
+        ("kind: choice\ndata: mine.jsonl\nchoices: ['{{target}}', '{{a b}}']\n", "'{{a b}}' has braces that"),
+        ('kind: cloze\ndata: "m\\0.jsonl"\n', "mine.yaml: data: 'm\\x00.jsonl' is no file's name"),
     ],
 )
 def test_hostile_files(tmp_path: Path, yaml: str, says: str) -> None:
