@@ -189,7 +189,11 @@ struct Attention : Reader {
             const int64_t token = block.first_query + row / block.heads;
             const int64_t head = block.kv_head * shape.group + block.first_head + row % block.heads;
             uint16_t* out = call.out + (token * call.heads + head) * shape.value_columns;
-            const float factor = block.tokens ? 1.0f / total[row] : 0.0f;
+            if (!block.tokens) {  // sums may hold anything then, of another block too, and NaN times 0 is NaN
+                memset(out, 0, size_t(shape.value_columns) * sizeof(uint16_t));
+                continue;
+            }
+            const float factor = 1.0f / total[row];
             const float* from = sums + row * shape.value_width;
             vectors(shape.value_columns, [&](int64_t c, int lanes) QK_LAMBDA {
                 store_some(out + c, to_halves(bf16_of(load_some<vf>(from + c, lanes) * splat(factor))), lanes);

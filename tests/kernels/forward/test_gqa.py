@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quantkit_kernels.forward.cache import store_gqa
 from quantkit_kernels.forward.gqa import gqa_decode, gqa_prefill
 from quantkit_kernels.forward.pages import GqaLayout
 
@@ -161,6 +162,24 @@ def test_alone_in_a_batch_and_in_two_threads() -> None:
         assert torch.equal(gqa_decode(query, pages, layout, table, length, scale=0.09), whole)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_context_gives_zeros_beside_rows_of_nan(threads: int) -> None:
+    """What another block left in a thread's memory is not part of a sum of nothing."""
+    layout = GqaLayout(64, 1, 64, "bf16")
+    pages = layout.allocate(10)
+    key = torch.ones(640, 1, 64).bfloat16()
+    store_gqa(pages, layout, torch.arange(640), key, key * math.nan)
+    query, before = torch.ones(7, 2, 64).bfloat16(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for lengths in ([600] * 6 + [0], [0] + [600] * 6, [600, 0] * 3 + [0]):
+            table, length = torch.arange(10).int().repeat(7, 1), torch.tensor(lengths, dtype=torch.int32)
+            found = gqa_decode(query, pages, layout, table, length, scale=0.1)
+            assert (found[length == 0] == 0).all() and found[length > 0].isnan().all()
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_prefill_alone_in_chunks_and_in_two_threads(each_implementation: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantkit_kernels.forward.cache import store_mla
 from quantkit_kernels.forward.mla import mla_decode, mla_prefill
 from quantkit_kernels.forward.pages import MlaLayout
 
@@ -79,6 +80,25 @@ def test_sparse_decode(chosen: int, heads: int) -> None:
         latent, rope = paged.context(pages, layout, table[row], n)
         used = indices[row][indices[row] >= 0].numpy()
         check_row(found[row], query_latent[row], query_rope[row], latent[used], rope[used])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_query_that_chooses_nothing_gets_zeros_beside_rows_of_nan(threads: int) -> None:
+    layout = MlaLayout(64, "bf16")
+    pages = layout.allocate(10)
+    rope = torch.ones(640, 64).bfloat16()
+    store_mla(pages, layout, torch.arange(640), torch.full((640, 512), math.nan).bfloat16(), rope)
+    query = torch.ones(4, 2, 512).bfloat16(), torch.ones(4, 2, 64).bfloat16()
+    table, length = torch.arange(10).int().repeat(4, 1), torch.tensor([640] * 4, dtype=torch.int32)
+    indices = torch.arange(600).int().repeat(4, 1)
+    indices[3] = -1
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = mla_decode(*query, pages, layout, table, length, scale=SCALE, indices=indices)
+        assert (found[3] == 0).all() and found[:3].isnan().all()
+    finally:
+        torch.set_num_threads(before)
 
 
 def prefill_case(
