@@ -4,15 +4,19 @@ Calls of the native library are noted by ``cpu/call.py``; torch's operations by 
 is. So nothing that computes goes by unseen: what can't be repeated (a number read into Python decides what comes
 next) makes the recording invalid, with a reason, and never a tape that leaves it out.
 
-What has no input (zeros, ones, arange), or only such ones, is a constant and made once. ``Tensor.numpy()`` is
-not seen: who reads numbers that way says so by ``refuse`` (``table.py`` does).
+What has no input (zeros, ones, arange), or only such ones, is a constant and made once. ``Tensor.numpy()`` and
+``Tensor.tolist()`` are not seen: who reads numbers that way says so by ``refuse`` (``table.py`` does).
+
+An operation that torch composes of others is taken apart before it is noted. What it is made of says whether it
+reads numbers; of the whole (``torch.where`` with one argument, ``repeat_interleave``) torch does not know.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import Array, Structure, c_int64
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +24,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _READING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
+_UNSEEN = frozenset({"aten::tensor_split.tensor_indices_or_sections"})  # reads the tensor and says so nowhere
 _EMPTY = frozenset({"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"})
 _OUT: Mapping[str, Callable[..., object]] = {  # a fifth of the time of finding and copying a new tensor
     "aten::add": torch.add,
@@ -30,70 +36,125 @@ _OUT: Mapping[str, Callable[..., object]] = {  # a fifth of the time of finding 
 
 
 class Call(NamedTuple):
-    """One call of a native function ``(level, address of call, threads)``."""
+    """One call of a native function ``(level, address of call, threads)``.
+
+    Attributes:
+        owners: of the memory that ``call`` points to.
+    """
 
     function: Callable[..., int]
     level: int
     threads: int
     call: Array[c_int64] | Structure
+    owners: tuple[object, ...]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """Inside it as a context, this thread's operations are noted as they run.
 
+    Once there is a reason against a tape, nothing is noted or kept any more.
+
+    Args:
+        most_bytes: that ``results`` may take; more is such a reason.
+
     Attributes:
         steps: native calls, and torch's operations as functions of no arguments.
-        results: tensors that were made, which a tape must keep.
+        results: tensors that were made, which a tape must keep, by the addresses of their memory.
+        nbytes: of that memory.
         refusal: why there can be no tape; None if there can.
+        is_too_large: the reason is ``most_bytes``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Call | Callable[[], object]] = []
-        self.results: list[Tensor] = []
+        self.results: dict[int, Tensor] = {}
+        self.nbytes = 0
         self.refusal: str | None = None
+        self.is_too_large = False
+        self._most_bytes = most_bytes
         self._constants: set[int] = set()  # addresses of their memory
+        self._outer: list[Recorder | None] = []  # whom leaving it gives the thread back to
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch asks; with its default the first operation imports its compiler: a second, 140 MiB."""
+        return False
 
     def __enter__(self) -> Recorder:
+        self._outer.append(_running.recorder)
         _running.recorder = self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _running.recorder = None
+        _running.recorder = self._outer.pop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def note_call(self, call: Call) -> None:
-        self.steps.append(call)
+        if self.refusal is None:
+            self.steps.append(call)
 
     def refuse(self, what: str) -> None:
         """``what`` was done, which can't be repeated."""
         self.refusal = self.refusal or what
+        self.steps, self.results, self._constants, self.nbytes = [], {}, set(), 0
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func.name() in _UNSEEN or torch.Tag.nondeterministic_seeded in func.tags:
+            self.refuse(func.name())
+        if self.refusal is not None:
+            return func(*args, **kwargs)
+        if _is_composed(func):
+            with self:
+                return func._op_dk(_COMPOSED, *args, **kwargs)
         result = func(*args, **kwargs)
+        self._note(func, args, kwargs, [r for r in _listed(result) if isinstance(r, Tensor)])
+        return result
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]) -> None:
         schema = func._schema
-        made = [r for r in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(r, Tensor)]
-        given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        given += [t for a in args if isinstance(a, (tuple, list)) for t in a if isinstance(t, Tensor)]
+        given = [t for a in (*args, *kwargs.values()) for t in _listed(a) if isinstance(t, Tensor)]
         known = {_memory(tensor) for tensor in given}
-        self.results += [tensor for tensor in made if _memory(tensor) not in known]
+        new = [tensor for tensor in made if _memory(tensor) not in known]
         if schema.is_mutable:
             if any(_memory(tensor) in self._constants for tensor in made):
                 self.refuse(f"{schema.name} of a constant")
-            self.steps.append(lambda: func(*args, **kwargs))
+            else:
+                self.steps.append(lambda: func(*args, **kwargs))
         elif schema.name in _EMPTY:
             pass
-        elif all(_memory(tensor) in self._constants for tensor in given):
+        elif all(address in self._constants for address in known):
             self._constants.update(map(_memory, made))
         elif not made or _READING & set(func.tags):
             self.refuse(schema.name)
-        elif not {_memory(tensor) for tensor in made} <= known:
+        elif new:
             self.steps.append(_again(func, args, kwargs, made))
-        return result
+        self._keep(new)
+
+    def _keep(self, made: Iterable[Tensor]) -> None:
+        if self.refusal is not None:
+            return
+        for tensor in made:
+            if self.results.setdefault(_memory(tensor), tensor) is tensor:
+                self.nbytes += tensor.untyped_storage().nbytes()
+        if self._most_bytes is not None and self.nbytes > self._most_bytes:
+            self.is_too_large = True
+            self.refuse(f"more than {self._most_bytes} bytes of intermediate results")
+
+
+@cache
+def _is_composed(func: Any) -> bool:
+    """Whether torch runs other operations for it; a kernel of its own for this memory comes first."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(func.name(), _COMPOSED) and not has(func.name(), torch._C.DispatchKey.CPU)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
 
 
 def _memory(tensor: Tensor) -> int:
@@ -108,7 +169,9 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[
 
     def run() -> None:
         found = func(*args, **kwargs)
-        for old, new in zip(made, found if isinstance(found, (tuple, list)) else (found,), strict=True):
+        for old, new in zip(made, _listed(found), strict=True):
+            if new.shape != old.shape:  # copy_ would spread it
+                raise RuntimeError(f"{func._schema.name} gives {tuple(new.shape)}, recorded {tuple(old.shape)}")
             old.copy_(new)
 
     return run
@@ -124,3 +187,10 @@ _running = _Running()
 def recorder() -> Recorder | None:
     """The one that notes this thread's operations now."""
     return _running.recorder
+
+
+def refuse(what: str) -> None:
+    """``what`` is done now: if this thread's operations are being noted, they can't be repeated."""
+    running = _running.recorder
+    if running is not None:
+        running.refuse(what)

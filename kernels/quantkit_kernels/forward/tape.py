@@ -9,8 +9,8 @@ numbers: whoever fills the tensors checks them, as for any other step. For host 
     if isinstance(tape, Tape):
         tape.play()  # the result is in the same tensors
 
-A tape keeps all tensors that were
-made, so its memory is that of all intermediate results (``nbytes``).
+A tape keeps all tensors that were made, so its memory is that of all intermediate results (``nbytes``), and those
+that native calls were given.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class Refused(NamedTuple):
 
     Attributes:
         reason: the operation.
+        is_too_large: its intermediate results are.
     """
 
     reason: str
+    is_too_large: bool = False
 
 
 class _Step(Structure):
@@ -56,14 +58,13 @@ class Tape(Generic[Result]):
 
     Attributes:
         result: what the recorded function returned; ``play`` writes it anew.
-        nbytes: of the tensors that it keeps.
+        nbytes: of the tensors that it made and keeps.
     """
 
     def __init__(self, result: Result, recorder: Recorder) -> None:
         self.result = result
-        self._kept: Sequence[Tensor] = recorder.results
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._kept}
-        self.nbytes = sum(storages.values())
+        self._kept: Sequence[Tensor] = list(recorder.results.values())
+        self.nbytes = recorder.nbytes
         self._parts: list[Callable[[], object]] = []
         for is_call, steps in groupby(recorder.steps, lambda step: isinstance(step, Call)):
             if is_call:
@@ -82,13 +83,17 @@ class Tape(Generic[Result]):
                 part()
 
 
-def record(function: Callable[[], Result]) -> tuple[Result, Tape[Result] | Refused]:
-    """Run ``function`` and record it; what it returned, and the tape."""
-    recorder = Recorder()
+def record(function: Callable[[], Result], most_bytes: int | None = None) -> tuple[Result, Tape[Result] | Refused]:
+    """Run ``function`` and record it; what it returned, and the tape.
+
+    Args:
+        most_bytes: of a tape. Beyond it there is none, and intermediate results are no longer kept.
+    """
+    recorder = Recorder(most_bytes)
     with torch.inference_mode(), recorder:
         result = function()
     if recorder.refusal is not None:
-        return result, Refused(recorder.refusal)
+        return result, Refused(recorder.refusal, recorder.is_too_large)
     return result, Tape(result, recorder)
 
 

@@ -20,6 +20,7 @@ from quantkit_kernels.forward.experts import moe_fp8, moe_int4
 from quantkit_kernels.forward.linear import fp8_linear, int4_linear
 from quantkit_kernels.forward.pages import INDEX_DIM, LATENT, LATENT_BLOCK, ROPE, GqaLayout, IndexLayout, MlaLayout
 from quantkit_kernels.forward.plain import plain_linear, plain_linears
+from quantkit_kernels.forward.recorder import refuse
 from quantkit_kernels.forward.route import route
 from quantkit_kernels.forward.rows import add
 from quantkit_kernels.forward.twin.elementwise import silu
@@ -92,6 +93,7 @@ class KernelOps:
 
     def _one_by_one(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: ExpertSet) -> Tensor:
         """Experts of any formats, in ascending order, sums in float32 as the kernels'."""
+        refuse("experts one by one")  # which the ids decide, and tolist is not seen
         total = torch.zeros(x.shape, dtype=torch.float32)
         for expert in sorted(set(topk_ids.flatten().tolist())):
             tokens, places = torch.where(topk_ids == expert)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -66,6 +71,13 @@ def test_numbers_that_are_read_can_not_be_repeated() -> None:
         lambda: torch.from_numpy(checks.values(x.float()) * 2),
         lambda: x[x > 0],
         lambda: x * int(x.float().argmax()),
+        lambda: x.flatten()[torch.where(x.flatten() > 0)[0]],
+        lambda: x.nonzero(as_tuple=True)[0],
+        lambda: torch.repeat_interleave(x, (x[:, 0] > 0).long() + 1, 0),
+        lambda: x.narrow(0, (x[0, 0] > 0).long(), 1),
+        lambda: torch.tensor_split(x, (x[:2, 0] > 0).long())[0],
+        lambda: x + torch.rand(4, 8),
+        lambda: torch.nn.functional.dropout(x),
     ):
         result, tape = record(function)
         assert isinstance(tape, Refused) and isinstance(result, Tensor)
@@ -73,6 +85,73 @@ def test_numbers_that_are_read_can_not_be_repeated() -> None:
     x.fill_(2)
     tape.play()
     assert (tape.result == 0).all()
+
+
+def test_a_result_of_another_shape_ends_a_repetition() -> None:
+    """Nothing that is known of has one; it would be spread over the recorded result."""
+    x = activations(1, 4, 8)
+    tape = taped(lambda: torch.roll(x, 1, 0))
+    x.resize_(1, 8)
+    with pytest.raises(RuntimeError, match=r"roll gives \(1, 8\), recorded \(4, 8\)"):
+        tape.play()
+
+
+def test_results_are_let_go_once_there_can_be_no_tape() -> None:
+    """Too large, or what can't be repeated: from there on nothing is kept or noted."""
+    x, alive = activations(1, 64, 64), []
+
+    def chain(last: Callable[[Tensor], Tensor] = lambda y: y) -> Tensor:
+        y = x
+        for _ in range(8):
+            y = y * 2  # 8 KiB each
+            alive.append(weakref.ref(y.untyped_storage()))
+        y = last(y)
+        counts.append(sum(one() is not None for one in alive[-8:]))
+        return add(y, x)
+
+    counts: list[int] = []
+    _, tape = record(chain)
+    assert isinstance(tape, Tape) and tape.nbytes == 9 * 8192
+    _, tape = record(chain, most_bytes=9 * 8192)
+    assert isinstance(tape, Tape)
+    result, tape = record(chain, most_bytes=20000)
+    assert isinstance(tape, Refused) and tape.is_too_large and "20000 bytes" in tape.reason
+    assert torch.equal(result, add(x * 2**8, x))
+    _, tape = record(lambda: chain(lambda y: y * float(y[0, 0])))
+    assert isinstance(tape, Refused) and not tape.is_too_large
+    assert counts == [8, 8, 1, 0]  # the last one is the function's own
+
+
+def test_recording_imports_no_compiler() -> None:
+    """torch would import its own at the first recorded operation: within somebody's decode step."""
+    script = """
+import sys, torch
+from quantkit_kernels.forward.rows import add
+from quantkit_kernels.forward.tape import Tape, record
+x = torch.ones(4, 8, dtype=torch.bfloat16)
+_, tape = record(lambda: add(x * 2, torch.nn.functional.pad(x, (0, 0))))
+assert isinstance(tape, Tape)
+tape.play()
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_what_only_a_native_call_was_given_is_kept(each_level: str) -> None:
+    """Tensors that no operation of torch made, which a recorder therefore never saw."""
+    x, held = activations(1, 4, 24), []
+
+    def weight() -> Tensor:
+        numbers = np.ones(24, np.float32)
+        held.append(weakref.ref(numbers))
+        return torch.from_numpy(numbers)
+
+    tape = taped(lambda: rms_norm(x, weight(), 1e-6))
+    gc.collect()
+    assert held[0]() is not None
+    del tape
+    gc.collect()
+    assert held[0]() is None
 
 
 def test_a_constant_that_is_written_to_is_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .call import make
-from .parts import Part, Pool
+from .parts import Part, Pool, pool
 
 
 class Rows(Structure):
@@ -78,7 +78,8 @@ def rows(value: Tensor) -> Rows:
 
 
 def attend(
-    pool: Pool,
+    pages: Tensor,
+    page_size: int,
     parts: tuple[Part, Part],
     query: Tensor,
     query_rope: Tensor | None,
@@ -102,7 +103,7 @@ def attend(
     none = Rows(None, 0, 0)
     limits = lengths.contiguous()
     call = Attention(
-        pool=pool,
+        pool=pool(pages, page_size),
         key=parts[0],
         value=parts[1],
         is_latent=query_rope is not None,
@@ -124,14 +125,14 @@ def attend(
         scale=scale,
         out=out.data_ptr(),
     )
-    make("qk_attention", call)
+    make("qk_attention", call, pages, block_table, limits, starts, indices, *kept, out)
 
 
-def index_scores(call: IndexScores) -> None:
-    make("qk_index_scores", call)
+def index_scores(call: IndexScores, *owners: Tensor) -> None:
+    make("qk_index_scores", call, *owners)
 
 
 def index_topk(scores: Tensor, lengths: Tensor, k: int, out: Tensor) -> None:
     limits = lengths.contiguous()
     call = IndexTopk(scores.data_ptr(), scores.stride(0), limits.data_ptr(), *scores.shape, k, out.data_ptr())
-    make("qk_index_topk", call)
+    make("qk_index_topk", call, scores, limits, out)

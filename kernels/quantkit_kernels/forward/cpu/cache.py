@@ -105,7 +105,7 @@ def _store(pages: Tensor, layout: PageLayout, part: Part, slots: Tensor, values:
         values.stride(1),
         len(values),
     )
-    make("qk_cache_store", call)
+    make("qk_cache_store", call, pages, slots, values)
 
 
 def _gather(

@@ -17,30 +17,34 @@ from typing import Any, NoReturn
 import torch
 
 from quantkit_kernels.forward import choice
-from quantkit_kernels.forward.recorder import Call, recorder
+from quantkit_kernels.forward.recorder import Call, recorder, refuse
 from quantkit_kernels.library import Library
 
 NO_MEMORY = 4  # QK_NO_MEMORY of csrc/matmul.h and csrc/attention.h
 
 
-def status_of(function: str, call: Array[c_int64] | Structure) -> int:
-    """Runs ``function`` on what ``call`` says, with torch's number of threads; its status."""
+def status_of(function: str, call: Array[c_int64] | Structure, *owners: object) -> int:
+    """Runs ``function`` on what ``call`` says, with torch's number of threads; its status.
+
+    Args:
+        owners: tensors, or what holds them: of all memory that ``call`` points to.
+    """
     library, threads = choice.library(), torch.get_num_threads()
     native = entry(library, function)
     status = native(library.level, addressof(call), threads)
     running = recorder()
     if running is not None:
-        running.note_call(Call(native, library.level, threads, call))
+        running.note_call(Call(native, library.level, threads, call, owners))
     return status
 
 
-def make(function: str, call: Array[c_int64] | Structure) -> None:
+def make(function: str, call: Array[c_int64] | Structure, *owners: object) -> None:
     """The same.
 
     Raises:
         MemoryError, RuntimeError: as ``fail``.
     """
-    status = status_of(function, call)
+    status = status_of(function, call, *owners)
     if status:
         fail(function, status)
 
@@ -66,9 +70,7 @@ def run(signatures: Mapping[str, Sequence[Any]], function: str, *arguments: Any)
     Raises:
         MemoryError, RuntimeError: as ``fail``.
     """
-    running = recorder()
-    if running is not None:
-        running.refuse(function)
+    refuse(function)
     library = choice.library()
     library.declare(signatures)
     status = library.call(function, *arguments)

@@ -52,7 +52,7 @@ def _moe(
         *topk_weights.stride(),
         out.data_ptr(),
     )
-    status = status_of("qk_experts", call)
+    status = status_of("qk_experts", call, hidden, topk_ids, topk_weights, experts, out)
     if status == BAD_ID:
         expert_ids("topk_ids", topk_ids, experts.num_experts)
     if status:

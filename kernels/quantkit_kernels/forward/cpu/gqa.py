@@ -7,7 +7,7 @@ from torch import Tensor
 from quantkit_kernels.forward.pages import GqaLayout
 
 from .attention import attend
-from .parts import gqa_parts, pool
+from .parts import gqa_parts
 
 
 def gqa_decode(
@@ -20,8 +20,8 @@ def gqa_decode(
     scale: float,
     out: Tensor,
 ) -> None:
-    place = pool(pages, layout.page_size)
-    attend(place, gqa_parts(layout), query, None, block_table, lengths, None, None, None, scale, out)
+    place = pages, layout.page_size, gqa_parts(layout)
+    attend(*place, query, None, block_table, lengths, None, None, None, scale, out)
 
 
 def gqa_prefill(
@@ -37,6 +37,6 @@ def gqa_prefill(
     fresh_value: Tensor | None,
     out: Tensor,
 ) -> None:
-    place = pool(pages, layout.page_size)
     fresh = None if fresh_key is None or fresh_value is None else (fresh_key, fresh_value)
-    attend(place, gqa_parts(layout), query, None, block_table, lengths, cu_queries, None, fresh, scale, out)
+    place = pages, layout.page_size, gqa_parts(layout)
+    attend(*place, query, None, block_table, lengths, cu_queries, None, fresh, scale, out)

@@ -37,7 +37,8 @@ def index_scores(
             *query.shape[:2],
             longest,
             scores.data_ptr(),
-        )
+        ),
+        *(pages, block_table, row, limits, packed, weights, scores),
     )
     return scores
 

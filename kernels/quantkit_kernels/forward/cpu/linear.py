@@ -26,4 +26,4 @@ def _linear(is_int4: int, x: Tensor, weight: Int4Weight | Fp8Weight, out: Tensor
     call = Call(
         is_int4, *weight.address, weight.out_features, columns, x.data_ptr(), x.stride(0), rows, out.data_ptr()
     )
-    make("qk_linear", call)
+    make("qk_linear", call, weight, x, out)

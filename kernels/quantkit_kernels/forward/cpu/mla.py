@@ -7,7 +7,7 @@ from torch import Tensor
 from quantkit_kernels.forward.pages import MlaLayout
 
 from .attention import attend
-from .parts import mla_parts, pool
+from .parts import mla_parts
 
 
 def mla_decode(
@@ -25,8 +25,8 @@ def mla_decode(
     if indices is not None and not indices.shape[1]:
         out.zero_()
         return
-    place, parts = pool(pages, layout.page_size), mla_parts(layout)
-    attend(place, parts, query_latent, query_rope, block_table, lengths, None, indices, None, scale, out)
+    place = pages, layout.page_size, mla_parts(layout)
+    attend(*place, query_latent, query_rope, block_table, lengths, None, indices, None, scale, out)
 
 
 def mla_prefill(
@@ -47,6 +47,6 @@ def mla_prefill(
     if indices is not None and not indices.shape[1]:
         out.zero_()
         return
-    place, parts = pool(pages, layout.page_size), mla_parts(layout)
+    place = pages, layout.page_size, mla_parts(layout)
     fresh = None if fresh_latent is None or fresh_rope is None else (fresh_latent, fresh_rope)
-    attend(place, parts, query_latent, query_rope, block_table, lengths, cu_queries, indices, fresh, scale, out)
+    attend(*place, query_latent, query_rope, block_table, lengths, cu_queries, indices, fresh, scale, out)

@@ -22,4 +22,4 @@ def plain_linears(x: Tensor, weight: Tensor, out: Tensor) -> None:
         x.data_ptr(), x.stride(1), x.stride(0), rows,
         out.dtype is torch.float32, out.data_ptr(), out.stride(1), out.stride(0),
     )  # fmt: skip
-    make("qk_plain_linear", call)
+    make("qk_plain_linear", call, x, weight, out)

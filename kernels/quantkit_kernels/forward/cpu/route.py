@@ -28,4 +28,4 @@ def route(
         0 if correction is None else correction.data_ptr(), ids.shape[1], groups, topk_groups,
         is_softmax, normalizes, bits(epsilon), bits(scaling), ids.data_ptr(), weights.data_ptr(),
     )  # fmt: skip
-    make("qk_route", call)
+    make("qk_route", call, logits, correction, ids, weights)
