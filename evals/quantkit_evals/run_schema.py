@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+
+from quantkit.artifact.canonical import canonical_json
 
 from .run import Kind
 
 Name = Annotated[str, Field(min_length=1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _plain(found: dict[str, Any]) -> dict[str, Any]:
+    """Python reads NaN, infinities and halves of surrogate pairs, which no report could be written with."""
+    try:
+        canonical_json(found).decode()
+    except UnicodeDecodeError:
+        raise ValueError("holds half of a surrogate pair, which is no text") from None
+    except (ValueError, RecursionError):
+        raise ValueError("holds a number that is not finite") from None
+    return found
+
+
+Plain = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 class Strict(BaseModel):
@@ -56,8 +72,8 @@ class Header(Strict):
 
     format: str
     format_version: int
-    candidate: dict[str, Any]
-    settings: dict[str, Any]
+    candidate: Plain
+    settings: Plain
     tasks: list[TaskEntry]
     items: ItemsEntry
 

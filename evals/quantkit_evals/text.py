@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quantkit.data import TEXTS, bundled_text
 from quantkit.errors import UsageError
 
-from .extras import require
+from .tokenizer import load_fast_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,8 @@ def token_blocks(
         int64 array ``[num_blocks, block_tokens]``; the same for the same arguments.
 
     Raises:
-        UsageError: no such text, it is too short, or the numbers make no sense.
+        UsageError: no such text, it is too short, or the numbers make no sense; no ``tokenizer.json``.
+        ArtifactError: the tokenizer can't be loaded.
         EnvironmentProblem: the extra ``eval`` is not installed.
     """
     import numpy as np
@@ -78,10 +79,7 @@ def _tokenise(checkpoint: Path, text: Path) -> NDArray[np.int64]:
     """One stream of token ids, an end-of-text token after each document."""
     import numpy as np
 
-    transformers: Any = require("transformers")
-    if not (checkpoint / "tokenizer.json").is_file():
-        raise UsageError("no tokenizer.json in this directory", where=str(checkpoint))
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(checkpoint))
+    tokenizer = load_fast_tokenizer(checkpoint)
     end = tokenizer.eos_token_id
     if end is None:
         raise UsageError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from quantkit.data import bundled_model, bundled_text
-from quantkit.errors import UsageError
+from quantkit.errors import ArtifactError, UsageError
 from quantkit_evals.text import token_blocks
 
 GLM = bundled_model("tiny-glm")
@@ -59,4 +61,13 @@ def test_bad_arguments(options, message):
 
 def test_no_tokenizer(tmp_path):
     with pytest.raises(UsageError, match=r"tokenizer\.json"):
+        token_blocks(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_was_cut_short(tmp_path, name):
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GLM / file, tmp_path / file)
+    (tmp_path / name).write_bytes((GLM / name).read_bytes()[:50])
+    with pytest.raises(ArtifactError, match="its tokenizer can't be loaded"):
         token_blocks(tmp_path)

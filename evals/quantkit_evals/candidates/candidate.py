@@ -86,6 +86,7 @@ class Candidate(Protocol):
 
         Raises:
             NotFinite: the model's logits are not numbers.
+            PromptRefused: a pair has a token that the model doesn't know.
             EnvironmentProblem: an endpoint failed.
         """
 
@@ -93,8 +94,9 @@ class Candidate(Protocol):
         """(index, answer) of each prompt, as they are done.
 
         Raises:
-            NotFinite, EnvironmentProblem: as ``score``.
-            PromptRefused: a prompt that is refused.
+            EnvironmentProblem: as ``score``.
+            AnswerFailed: the model's logits are not numbers.
+            PromptRefused: a prompt that is refused, at once or where its schema can't be followed any further.
         """
 
     def lm(self, *, cache: Path | None = None, on_progress: OnProgress = lambda _: None) -> TemplateLM:

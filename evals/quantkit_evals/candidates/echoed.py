@@ -13,7 +13,13 @@ from quantkit.errors import EnvironmentProblem
 
 from .pair import NotFinite, Pair, Scored
 
+TOPS = 2  # most likely tokens that are asked for: one alone may be two of the same text
 _ROUNDING = 1e-2  # a probability of 1 may be told as slightly more
+_NO_TEXT = "\ufffd"  # what bytes that are no text by themselves are written as
+
+
+class SameText(Exception):
+    """Tokens are told by their text, and two that are none by themselves may have become one."""
 
 
 def scored(index: int, pair: Pair, choice: dict[str, Any], url: str) -> Scored:
@@ -25,6 +31,7 @@ def scored(index: int, pair: Pair, choice: dict[str, Any], url: str) -> Scored:
     Raises:
         NotFinite: a token of the continuation has no number.
         EnvironmentProblem: no log-probabilities of the prompt, or of other tokens, or none that can be such.
+        SameText: whether a token is the most likely one can't be told.
     """
     logprobs = choice.get("logprobs")
     found = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
@@ -44,16 +51,22 @@ def scored(index: int, pair: Pair, choice: dict[str, Any], url: str) -> Scored:
     values: list[float] = []
     is_greedy = True
     for offset, (value, top) in enumerate(zip(found[own], tops[own], strict=True)):
-        if value is None or (_is_number(value) and not math.isfinite(value)):
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
             raise NotFinite(index, offset)
-        if not _is_number(value) or value > _ROUNDING:
+        if not _is_logprob(value):
             raise EnvironmentProblem(f"the endpoint gives no log-probability: {value!r:.60}", where=url)
-        if not (top is None or (isinstance(top, dict) and all(map(_is_number, top.values())))):
+        if not (isinstance(top, dict) and top and all(map(_is_logprob, top.values()))):
             raise EnvironmentProblem(f"the endpoint gives no top_logprobs: {top!r:.60}", where=url)
         values.append(value)
-        is_greedy = is_greedy and value >= (max(top.values()) if top else math.inf)
+        is_top = value >= max(top.values())
+        if is_top and len(top) < TOPS and _NO_TEXT in next(iter(top)):
+            raise SameText
+        is_greedy = is_greedy and is_top
     return Scored(math.fsum(values), is_greedy)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_logprob(value: object) -> bool:
+    """Whole numbers may have more digits than any float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value <= _ROUNDING and (isinstance(value, float) or value > -(2**53))

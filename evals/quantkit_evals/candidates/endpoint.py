@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quantkit.errors import EnvironmentProblem, UsageError
 
+from ..tokenizer import load_tokenizer
 from .at_once import at_once
 from .candidate import OnProgress, TaskPath
-from .echoed import scored
-from .engine import load_tokenizer
+from .echoed import TOPS, SameText, scored
 from .generation import Prompt
 from .pair import Pair, Scored
 from .retrying import Retrying
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 TIMEOUT_S = 300.0
 _KEY = "OPENAI_API_KEY"
 _AT_ONCE = 8  # pairs of one request
+_SAME_TEXT = (
+    "the endpoint tells tokens by their text, and some that are no text by themselves have the same, so that "
+    "the most likely one can't be told"
+)
 _LEAST = 4  # tokens that any question takes
 
 
@@ -154,8 +158,23 @@ class EndpointCandidate:
         tokens = [[*pairs[i].context, *pairs[i].continuation] for i in group]
         body = {
             "model": self.model, "prompt": tokens if self._sends == "ids" else [self._text(t) for t in tokens],
-            "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True,
+            "max_tokens": 1, "temperature": 0, "logprobs": TOPS, "echo": True,
         }  # fmt: skip
+        try:
+            return self._scored(group, pairs, body)
+        except SameText:  # vLLM can tell tokens by their ids; others refuse, or don't hear
+            try:
+                return self._scored(group, pairs, body | {"return_tokens_as_token_ids": True})
+            except SameText:
+                raise EnvironmentProblem(_SAME_TEXT, where=self.url) from None
+            except EnvironmentProblem as error:
+                raise EnvironmentProblem(
+                    error.what, where=error.where, hint=f"It was asked for token ids: {_SAME_TEXT}."
+                ) from None
+
+    def _scored(
+        self, group: Sequence[int], pairs: Sequence[Pair], body: dict[str, Any]
+    ) -> list[tuple[int, Scored]]:
         choices = self._choices(self._server.ask("POST", "/completions", body), len(group))
         return [(i, scored(i, pairs[i], choice, self.url)) for i, choice in zip(group, choices, strict=True)]
 

@@ -13,15 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
+from quantkit.errors import EnvironmentProblem, UsageError
 
 from ..configuration import Configuration
 from ..configuration import Path as ScoringPath
 from ..extras import require
+from ..tokenizer import load_tokenizer
 from .candidate import OnProgress
 from .digests import digests, files_state, is_artifact, view_folders
 from .generation import Prompt
-from .pair import Pair, PromptRefused, Scored
+from .pair import AnswerFailed, Pair, PromptRefused, Scored
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
@@ -203,7 +204,8 @@ class EngineCandidate:
             for output in engine.step():
                 texts[output.request_id].append(output.text)
                 if output.finish is FinishReason.ERROR:
-                    raise ArtifactError(output.error or "an answer failed", where=self.label)
+                    failed = PromptRefused if output.error_status < 500 else AnswerFailed
+                    raise failed(int(output.request_id), output.error or "an answer failed")
                 if output.finish is not None:
                     yield int(output.request_id), "".join(texts.pop(output.request_id))
 
@@ -249,23 +251,6 @@ def _request(name: str, prompt: Prompt) -> Request:
             seed=prompt.seed,
         ),
     )  # fmt: skip
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of transformers that a checkpoint's files describe, without network and without its code.
-
-    Raises:
-        UsageError: there is none.
-        ArtifactError: it can't be loaded.
-    """
-    transformers: Any = require("transformers")
-    if not (folder / "tokenizer_config.json").is_file():
-        raise UsageError("has no tokenizer (tokenizer_config.json)", where=str(folder))
-    try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # the tokenizers' library raises plain ones, transformers any kind
-        said = str(error).strip() or type(error).__name__
-        raise ArtifactError(f"its tokenizer can't be loaded: {said.splitlines()[0]}", where=str(folder)) from None
 
 
 def _engine_versions() -> dict[str, str]:

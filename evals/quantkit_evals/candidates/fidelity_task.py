@@ -25,10 +25,11 @@ from ..configuration import Path as ScoringPath
 from ..run import CurvePoint, Item, Metric, Run, Task
 from ..statistics import Mean
 from ..text import BLOCK_TOKENS, text_path, token_blocks
+from ..tokenizer import FAST, check_fast_tokenizer
 from .candidate import OnProgress, Progress
 from .divergence import FIGURES, Divergence, Floats
 from .engine import EngineCandidate
-from .pair import NotFinite, Pair
+from .pair import NotFinite, Pair, PromptRefused
 from .scorer import Step
 
 TASK = "fidelity"
@@ -156,14 +157,18 @@ class _Lockstep:
     ) -> None:
         num_pages = min(one.num_pages for one in everyone)
         scorers = [one.scorer(num_pages, everyone[0].limits) for one in everyone]
-        for pair in pairs:
-            if (why := scorers[0].refusal(pair)) is not None:
-                raise UsageError(f"a block does not fit: {why}", where=TASK)
+        for one, scorer in zip(everyone, scorers, strict=True):
+            for pair in pairs:
+                if (why := scorer.refusal(pair)) is not None:
+                    raise UsageError(f"a block does not fit: {why}", where=f"{one.label}, task {TASK}")
         vocabularies = {one.runner.facts.vocab_size for one in everyone}
         if len(vocabularies) > 1:
             raise UsageError(f"vocabularies of {sorted(vocabularies)} tokens", where=TASK, accepted="one of all")
         self._everyone, self._pairs, self._num_blocks = everyone, pairs, num_blocks
-        self._steps = [scorer.steps(pairs, path) for scorer in scorers]
+        try:
+            self._steps = [scorer.steps(pairs, path) for scorer in scorers]
+        except PromptRefused as refused:
+            raise UsageError(f"a block {refused}", where=TASK) from None
 
     def run(self, on_progress: OnProgress) -> tuple[Divergence, list[Divergence]]:
         """Of the baseline from itself, and of each candidate from it."""
@@ -262,7 +267,9 @@ def _version(text: FidelityText) -> str:
 
 
 def _check_tokenizers(everyone: Sequence[EngineCandidate]) -> None:
-    digests = {_digest(one.tokenizer_folder / "tokenizer.json") for one in everyone}
+    for one in everyone:
+        check_fast_tokenizer(one.tokenizer_folder)
+    digests = {_digest(one.tokenizer_folder / FAST) for one in everyone}
     if len(digests) > 1:
         raise UsageError("the models have different tokenizers", where=TASK, accepted="the same one for all")
 

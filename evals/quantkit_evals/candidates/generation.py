@@ -10,9 +10,10 @@ from typing import Any
 from quantkit.errors import UsageError
 
 DEFAULT_TOKENS = 256  # as lm-eval's
+_MOST = 2**31 - 1  # of any number: what is more is a mistake
 _MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one counts
-_NUMBERS = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-_KNOWN = ("until", "do_sample", "json_schema", *_MAX_TOKENS, *_NUMBERS)
+_NUMBERS = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+_KNOWN = ("until", "do_sample", "json_schema", "top_k", *_MAX_TOKENS, *_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,15 @@ def parse_generation(arguments: Mapping[str, Any], where: str) -> Generation:
             raise UsageError(
                 f"the generation argument {name!r} is not supported", where=where, accepted=", ".join(_KNOWN)
             )
-    given = [arguments[name] for name in _MAX_TOKENS if arguments.get(name) is not None]
-    max_tokens = int(given[0]) if given else DEFAULT_TOKENS
-    if max_tokens < 1:
-        raise UsageError(f"answers of {max_tokens} tokens", where=where, accepted="1 or more")
-    numbers: dict[str, Any] = {}
+    given = [_whole(arguments, name, 1, where) for name in _MAX_TOKENS if arguments.get(name) is not None]
+    max_tokens = given[0] if given else DEFAULT_TOKENS
+    numbers: dict[str, Any] = {"top_k": 0}
+    if arguments.get("top_k") is not None:
+        numbers["top_k"] = _whole(arguments, "top_k", 0, where)
     for name, default in _NUMBERS.items():
-        value = arguments.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UsageError(f"{name} is {value!r}", where=where, accepted="a number")
-        numbers[name] = type(default)(value)
+        numbers[name] = _number(arguments.get(name, default), name, where)
+    if not isinstance(arguments.get("do_sample"), bool | None):
+        raise UsageError(f"do_sample is {arguments['do_sample']!r}", where=where, accepted="true or false")
     if arguments.get("do_sample") is False:
         numbers["temperature"] = 0.0
     elif arguments.get("do_sample") is True and "temperature" not in arguments:
@@ -87,6 +87,19 @@ def parse_generation(arguments: Mapping[str, Any], where: str) -> Generation:
     schema = arguments.get("json_schema") or ""
     text = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)
     return Generation(max_tokens, _stops(arguments.get("until"), where), json_schema=text, **numbers)
+
+
+def _whole(arguments: Mapping[str, Any], name: str, least: int, where: str) -> int:
+    value = arguments[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise UsageError(f"{name} is {value!r:.60}", where=where, accepted=f"a whole number from {least}")
+    return value
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
+        raise UsageError(f"{name} is {value!r:.60}", where=where, accepted="a number, 0 or more")
+    return float(value)
 
 
 def _stops(until: Any, where: str) -> tuple[str, ...]:

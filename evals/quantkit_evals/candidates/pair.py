@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -49,8 +50,8 @@ class NotFinite(Exception):
         self.pair, self.offset = pair, offset
 
 
-class PromptRefused(Exception):
-    """A prompt that can't be answered as it is asked (a schema that can't be enforced); names no item, as above.
+class AnswerFailed(Exception):
+    """An answer that the model could not go on with (logits that are not numbers); names no item, as above.
 
     Attributes:
         prompt: its index.
@@ -59,3 +60,28 @@ class PromptRefused(Exception):
     def __init__(self, prompt: int, why: str) -> None:
         super().__init__(why)
         self.prompt = prompt
+
+
+class PromptRefused(Exception):
+    """What can't be answered or scored as it is asked (a schema that can't be enforced); names no item, as above.
+
+    Attributes:
+        prompt: its index.
+    """
+
+    def __init__(self, prompt: int, why: str) -> None:
+        super().__init__(why)
+        self.prompt = prompt
+
+
+def check_vocabulary(pairs: Sequence[Pair], size: int) -> None:
+    """
+    Raises:
+        PromptRefused: a pair has a token that a model of so many doesn't know.
+    """
+    for index, pair in enumerate(pairs):
+        largest = max((*pair.context, *pair.continuation))
+        if largest >= size:
+            raise PromptRefused(
+                index, f"has the token {largest}, the model knows {size}: the tokenizer is another model's"
+            )

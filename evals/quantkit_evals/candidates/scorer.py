@@ -30,7 +30,7 @@ from quantkit_serve.paging import OutOfPages, PagePool, PrefixIndex
 from quantkit_serve.phase import Phase
 
 from ..configuration import Path
-from .pair import NotFinite, Pair, Scored
+from .pair import NotFinite, Pair, Scored, check_vocabulary
 from .sequence import Sequence as Scoring
 from .sequence import sequences
 
@@ -112,12 +112,14 @@ class Scorer:
 
         Raises:
             ValueError: a pair that ``refusal`` refuses, or an empty side.
+            PromptRefused: a token that the model doesn't know.
         """
         for pair in pairs:
             if not pair.context or not pair.continuation:
                 raise ValueError("a pair needs a context and a continuation")
             if (why := self.refusal(pair)) is not None:
                 raise ValueError(why)
+        check_vocabulary(pairs, self._runner.facts.vocab_size)
         waiting = deque(
             sequences(
                 pairs, is_forced=path == "decode", decoded_context=decoded_context, page_size=self._page_size
@@ -133,6 +135,7 @@ class Scorer:
 
         Raises:
             NotFinite: the model's logits are not numbers.
+            PromptRefused: as ``steps``.
         """
         sums = [0.0] * len(pairs)
         greedy = [True] * len(pairs)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..extras import require
+from ..tokenizer import load_tokenizer
 from .candidate import OnProgress, TaskPath
 from .digests import digests, files_state, is_artifact, view_folders
-from .engine import load_tokenizer
 from .generation import Prompt
-from .pair import NotFinite, Pair, Scored
+from .pair import NotFinite, Pair, Scored, check_vocabulary
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
@@ -117,6 +117,7 @@ class TransformersCandidate:
         return None
 
     def score(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]:
+        check_vocabulary(pairs, self._lm.model.get_input_embeddings().num_embeddings)
         order = sorted(range(len(pairs)), key=lambda i: (-pairs[i].num_tokens, pairs[i].context))
         step = self.batch_size * _AT_ONCE
         for start in range(0, len(order), step):

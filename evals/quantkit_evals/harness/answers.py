@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from quantkit.errors import ArtifactError, EnvironmentProblem, UsageError
 
 from ..candidates.candidate import Candidate, OnProgress, Progress
-from ..candidates.pair import NotFinite, PromptRefused
+from ..candidates.pair import AnswerFailed, NotFinite, PromptRefused
 from .cache import ResponseCache, damaged
 
 _TELL_S = 0.25  # between two reports of progress
@@ -121,13 +121,18 @@ class Answers:
             place, _ = todo[keys[error.pair]]
             where = f"{self._candidate.label}, {self.item_names(place)}"
             raise ArtifactError(str(error), where=where) from None
+        except AnswerFailed as failed:
+            place, _ = todo[keys[failed.prompt]]
+            where = f"{self._candidate.label}, {self.item_names(place)}"
+            raise ArtifactError(str(failed), where=where) from None
         except PromptRefused as refused:
             place, _ = todo[keys[refused.prompt]]
             raise UsageError(str(refused), where=self.item_names(place)) from None
         except EnvironmentProblem as error:
             if not self.cache.is_on:
                 raise
-            hint = f"{len(found)} of {total} answers are kept; the same command again goes on with the rest."
+            kept = f"{len(found)} of {total} answers are kept; the same command again goes on with the rest."
+            hint = f"{error.hint} {kept}" if error.hint else kept
             raise EnvironmentProblem(error.what, where=error.where, accepted=error.accepted, hint=hint) from error
         finally:
             self.cache.flush()

@@ -141,6 +141,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped to u
                     f"has the empty continuation {continuation!r}: there is nothing to score",
                     where=self._name(request),
                 )
+            if not pair.context:
+                raise UsageError(
+                    f"has the context {context!r}, which is no token: there is nothing to score behind",
+                    where=self._name(request),
+                )
             asked.append((request, pair))
         return [(found.logprob, found.is_greedy) for found in self._score(asked)]
 

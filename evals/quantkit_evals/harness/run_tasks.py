@@ -232,7 +232,8 @@ def _task_and_items(
 
 
 def _path(one: _Loaded, model: Any, candidate: Candidate) -> Literal["prefill", "decode", "generate", "unknown"]:
-    """As it was: continuations of one token never enter decode, whatever the candidate's path is called."""
+    """As it was: where contexts end in prefill, continuations of one token never enter decode, whatever the
+    candidate's path is called."""
     kinds = {instance.request_type for instance in one.task.instances}
     if kinds == {"generate_until"}:
         return "generate"

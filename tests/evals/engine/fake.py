@@ -9,9 +9,9 @@ from typing import Any
 
 from quantkit.data import bundled_model
 from quantkit_evals.candidates.candidate import OnProgress, TaskPath
-from quantkit_evals.candidates.engine import load_tokenizer
 from quantkit_evals.candidates.generation import Prompt
 from quantkit_evals.candidates.pair import Pair, Scored
+from quantkit_evals.tokenizer import load_tokenizer
 
 
 class Fake:

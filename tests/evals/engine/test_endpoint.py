@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,12 +107,13 @@ class Server5:
 
     def __init__(self, behave: Callable[[int, dict[str, Any]], httpx.Response | None]) -> None:
         self.behave, self.count = behave, 0
+        self.body: dict[str, Any] = {}
         self.waits: list[float] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m", "max_model_len": 512}]})
-        body = json.loads(request.content)
+        body = self.body = json.loads(request.content)
         choices = []
         for index, tokens in enumerate(body["prompt"]):
             values = [None, *(-0.5 for _ in tokens)]
@@ -160,7 +162,7 @@ def test_a_server_that_fails_midway_keeps_what_was_done(tmp_path: Path) -> None:
 def change(right: dict[str, Any], **logprobs: Any) -> httpx.Response:
     for one in right["choices"]:
         one["logprobs"] = {**one["logprobs"], **logprobs}
-    return httpx.Response(200, json=right)
+    return as_text(json.dumps(right))
 
 
 def as_text(text: str) -> httpx.Response:
@@ -211,6 +213,27 @@ def renumbered(right: dict[str, Any], index: Any) -> httpx.Response:
             ArtifactError,
             "not numbers",
         ),
+        (
+            lambda n, right: change(right, top_logprobs=[None] * 8),
+            EnvironmentProblem,
+            "no top_logprobs: None",
+        ),
+        (lambda n, right: change(right, top_logprobs=[{}] * 8), EnvironmentProblem, "no top_logprobs: {}"),
+        (
+            lambda n, right: change(right, top_logprobs=[{"a": math.nan}] * 8),
+            EnvironmentProblem,
+            "no top_logprobs: {'a': nan}",
+        ),
+        (
+            lambda n, right: change(right, token_logprobs=[-(10**400)] * 8),
+            EnvironmentProblem,
+            "no log-probability: -1000",
+        ),
+        (
+            lambda n, right: change(right, top_logprobs=[{"\ufffd": -0.5}] * 8),
+            EnvironmentProblem,
+            "tells tokens by their text",
+        ),
         (lambda n, right: renumbered(right, "0"), EnvironmentProblem, "numbers 8 choices"),
         (lambda n, right: renumbered(right, None), EnvironmentProblem, "numbers 8 choices"),
         (
@@ -232,6 +255,39 @@ def test_servers_that_misbehave(behave: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         run_tasks(server.candidate(), MANY)
     assert server.waits == []
+
+
+@pytest.mark.parametrize("second", [-0.5, -9.0])
+def test_tokens_that_are_no_text_are_told_by_their_ids(second: float) -> None:
+    """Two of them have one text, of which the one that is scored may not be the most likely."""
+
+    def behave(count: int, right: dict[str, Any]) -> httpx.Response:
+        if not server.body.get("return_tokens_as_token_ids"):
+            return change(right, top_logprobs=[{"\ufffd": -0.5}] * 8)
+        return change(right, top_logprobs=[{"token_id:7": -0.5, "token_id:8": second + 0.1}] * 8)
+
+    server = Server5(behave)
+    run = run_tasks(server.candidate(), MANY, limit=8)
+    assert {item.values["acc"] for item in run.items} == {float(second < -0.6)} and server.count == 2
+
+
+def test_a_server_that_has_no_token_ids_says_why() -> None:
+    def behave(count: int, right: dict[str, Any]) -> httpx.Response:
+        if server.body.get("return_tokens_as_token_ids"):
+            return httpx.Response(400, text="unknown field")
+        return change(right, top_logprobs=[{"\ufffd": -0.5}] * 8)
+
+    server = Server5(behave)
+    with pytest.raises(
+        EnvironmentProblem, match=r"HTTP 400: unknown field. It was asked for token ids: the endpoint"
+    ):
+        run_tasks(server.candidate(), MANY)
+
+
+def test_a_hint_stays_beside_what_is_kept(tmp_path: Path) -> None:
+    server = Server5(lambda count, right: httpx.Response(401, text="no"))
+    with pytest.raises(EnvironmentProblem, match=r"A key is read from .*OPENAI_API_KEY. 0 of 40 answers are kept"):
+        run_tasks(server.candidate(), MANY, cache=tmp_path)
 
 
 def test_what_is_asked_of_no_server() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_dual_differs_in_decode_only_and_records_can_be_kept(artifact: Path, tmp
     assert read_run(tmp_path / "run") == second
 
 
-def test_what_can_not_be_compared(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_compared(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fp8 = engine(artifact, "fp8", "bfloat16")
     with pytest.raises(UsageError, match="nobody to compare"):
         fidelity_task(fp8, [])
@@ -95,6 +96,16 @@ def test_what_can_not_be_compared(artifact: Path, monkeypatch: pytest.MonkeyPatc
         FidelityText(num_blocks=1)
     with pytest.raises(UsageError, match="a block does not fit: 4095 tokens, the model takes 2048"):
         fidelity_task(fp8, [fp8], text=FidelityText(num_blocks=2, block_tokens=4096, contexts=()))
+    bare = engine(artifact, "dual", "bfloat16")
+    bare.tokenizer_folder = tmp_path
+    with pytest.raises(UsageError, match=r"no tokenizer\.json in this directory"):
+        fidelity_task(fp8, [bare])
+    short = engine(artifact, "dual", "bfloat16")
+    short.runner.facts = replace(short.runner.facts, max_model_len=20)
+    with pytest.raises(
+        UsageError, match="dual, bf16 KV, task fidelity: a block does not fit: 23 tokens, the model"
+    ):
+        fidelity_task(fp8, [short], text=FidelityText(num_blocks=2, block_tokens=24, contexts=()))
     dual = engine(artifact, "dual", "bfloat16")
     run = dual.runner.run
     monkeypatch.setattr(dual.runner, "run", lambda batch: run(batch).clone().fill_(torch.nan))

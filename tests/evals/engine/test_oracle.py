@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from quantkit.data import bundled_text
-from quantkit_evals.candidates.engine import EngineCandidate, load_tokenizer
+from quantkit_evals.candidates.engine import EngineCandidate
 from quantkit_evals.configuration import Configuration
 from quantkit_evals.harness.lm_eval_model import HarnessModel
+from quantkit_evals.tokenizer import load_tokenizer
 from quantkit_serve.start.servable import Servable
 from tests.serve.model.oracle import transformers_model
 

@@ -13,6 +13,7 @@ import torch
 from quantkit.errors import ArtifactError, UsageError
 from quantkit_evals.candidates.candidate import Progress
 from quantkit_evals.candidates.engine import EngineCandidate
+from quantkit_evals.candidates.generation import parse_generation
 from quantkit_evals.configuration import Configuration
 from quantkit_evals.harness.run_tasks import run_tasks
 from quantkit_evals.run import Metric
@@ -113,6 +114,7 @@ def test_lengths_that_an_engine_refuses(artifact: Path) -> None:
     ("source", "message"),
     [
         (cloze({"id": "e", "text": "A", "target": ""}), "task cloze, item e: has the empty continuation"),
+        (cloze({"id": "e", "text": " \n", "target": "A"}), "task cloze, item e: has the context .* no token"),
         (rolling({"id": "e", "text": ""}), "task rolling, item e: has an empty text"),
         (answering({"id": "g", "text": "A", "target": "b"}, num_beams=4), "task answering, item g: .*'num_beams'"),
         (answering({"id": "g", "text": "A", "target": "b"}, top_p="big"), "item g: top_p is 'big'"),
@@ -166,10 +168,62 @@ def test_logits_that_are_not_numbers_name_the_item(
         run_tasks(candidate, [CLOZE])
 
 
+@pytest.mark.parametrize("what", ["scores", "answers"])
+def test_a_tokenizer_of_another_model_names_the_item(artifact: Path, what: str) -> None:
+    candidate = engine(artifact)
+    candidate.tokenizer.add_tokens("<far>")
+    text = {"id": "far", "text": "A <far>", "target": " <far>"}
+    source = cloze(text) if what == "scores" else answering(text)
+    with pytest.raises(UsageError, match=rf"task {source.name}, item far: .*has the token 4096\b"):
+        run_tasks(candidate, [source])
+
+
+def test_an_answer_that_fails_names_the_item(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = engine(artifact)
+    run = candidate.runner.run
+    monkeypatch.setattr(candidate.runner, "run", lambda batch: run(batch).clone().fill_(torch.nan))
+    task = answering({"id": "a", "text": "Once upon", "target": "x"})
+    with pytest.raises(
+        ArtifactError, match="fp8, bf16 KV, task answering, item a: the model computed a logit that"
+    ):
+        run_tasks(candidate, [task])
+
+
+def test_a_grammar_that_gives_up_names_the_item(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quantkit_serve.engine.grammar import GrammarFailed
+
+    def give_up(*arguments: Any) -> Any:
+        raise GrammarFailed("gave up")
+
+    monkeypatch.setattr("quantkit_serve.engine.engine.accept_all", give_up)
+    with pytest.raises(UsageError, match="task answering, item a: gave up"):
+        run_tasks(engine(artifact), [answering({"id": "a", "text": "Once upon", "target": "x"})])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_gen_toks": "many"}, "max_gen_toks is 'many'; accepted: a whole number from 1"),
+        ({"max_gen_toks": [3]}, r"max_gen_toks is \[3\]"),
+        ({"max_tokens": 2.7}, "max_tokens is 2.7"),
+        ({"max_gen_toks": True}, "max_gen_toks is True"),
+        ({"max_gen_toks": 0}, "max_gen_toks is 0"),
+        ({"max_gen_toks": 10**400}, "max_gen_toks is 1000"),
+        ({"top_k": math.inf}, "top_k is inf; accepted: a whole number from 0"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"temperature": math.nan}, "temperature is nan; accepted: a number, 0 or more"),
+        ({"temperature": 10**400}, "temperature is 1000"),
+        ({"min_p": "x"}, "min_p is 'x'"),
+        ({"do_sample": "false"}, "do_sample is 'false'; accepted: true or false"),
+    ],
+)
+def test_generation_arguments_are_understood_or_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"here: {message}"):
+        parse_generation(arguments, "here")
+
+
 def test_sampled_answers_depend_on_the_seed_alone(artifact: Path) -> None:
     task = answering({"id": 1, "text": "Once upon", "target": "x"}, do_sample=True, temperature=1.5)
-    from quantkit_evals.candidates.generation import parse_generation
-
     assert parse_generation({"do_sample": True}, "t").temperature == 1
     assert parse_generation({"do_sample": False, "temperature": 0.7}, "t").temperature == 0
     candidate = engine(artifact)
