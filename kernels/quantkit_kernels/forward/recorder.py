@@ -104,33 +104,36 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.name() in _UNSEEN or torch.Tag.nondeterministic_seeded in func.tags:
-            self.refuse(func.name())
+        traits = _traits(func)
+        if traits.is_refused:
+            self.refuse(traits.name)
         if self.refusal is not None:
             return func(*args, **kwargs)
-        if _is_composed(func):
+        if traits.is_composed:
             with self:
                 return func._op_dk(_COMPOSED, *args, **kwargs)
         result = func(*args, **kwargs)
-        self._note(func, args, kwargs, [r for r in _listed(result) if isinstance(r, Tensor)])
+        self._note(func, args, kwargs, result)
         return result
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]) -> None:
-        schema = func._schema
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        made = [r for r in _listed(result) if isinstance(r, Tensor)]
+        traits = _traits(func)
+        if traits.is_empty:
+            self._keep(made)
+            return
         given = [t for a in (*args, *kwargs.values()) for t in _listed(a) if isinstance(t, Tensor)]
         known = {_memory(tensor) for tensor in given}
         new = [tensor for tensor in made if _memory(tensor) not in known]
-        if schema.is_mutable:
+        if traits.is_mutable:
             if any(_memory(tensor) in self._constants for tensor in made):
-                self.refuse(f"{schema.name} of a constant")
+                self.refuse(f"{traits.name} of a constant")
             else:
                 self.steps.append(lambda: func(*args, **kwargs))
-        elif schema.name in _EMPTY:
-            pass
-        elif all(address in self._constants for address in known):
+        elif known <= self._constants:
             self._constants.update(map(_memory, made))
-        elif not made or _READING & set(func.tags):
-            self.refuse(schema.name)
+        elif not made or traits.reads:
+            self.refuse(traits.name)
         elif new:
             self.steps.append(_again(func, args, kwargs, made))
         self._keep(new)
@@ -146,11 +149,36 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             self.refuse(f"more than {self._most_bytes} bytes of intermediate results")
 
 
+class _Traits(NamedTuple):
+    """Of one of torch's operations.
+
+    Attributes:
+        is_composed: torch runs other operations for it; a kernel of its own for host memory would come first.
+        is_refused: it gives other numbers each time, or reads some where no tag says so.
+        is_empty: what it makes has no numbers yet.
+        is_mutable: it writes to what it is given.
+        reads: the numbers that it is given decide more than numbers.
+    """
+
+    name: str
+    is_composed: bool
+    is_refused: bool
+    is_empty: bool
+    is_mutable: bool
+    reads: bool
+
+
 @cache
-def _is_composed(func: Any) -> bool:
-    """Whether torch runs other operations for it; a kernel of its own for this memory comes first."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(func.name(), _COMPOSED) and not has(func.name(), torch._C.DispatchKey.CPU)
+def _traits(func: Any) -> _Traits:
+    has, name, tags = torch._C._dispatch_has_kernel_for_dispatch_key, func.name(), set(func.tags)
+    return _Traits(
+        name=func._schema.name,
+        is_composed=has(name, _COMPOSED) and not has(name, torch._C.DispatchKey.CPU),
+        is_refused=name in _UNSEEN or torch.Tag.nondeterministic_seeded in tags,
+        is_empty=func._schema.name in _EMPTY,
+        is_mutable=func._schema.is_mutable,
+        reads=bool(_READING & tags),
+    )
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -1,22 +1,23 @@
 """Decode steps of a decoder, recorded once per number of tokens and then repeated (``forward.tape``).
 
 A decode step is hundreds of short operations; in Python each costs some microseconds, of a small model more than
-the operations themselves. Steps of the same number of tokens have the same operations, so the second one is
-recorded and the others repeat it: tokens, angles, slots and block table are written to where the recorded
-operations read them. Slots and table are compared with the pool in every step all the same, and then copied.
-The bits are those of a step that was not recorded.
+the operations themselves. Steps of the same number of tokens have the same operations, so one that has come some
+times (``recordings.py``) is recorded and the others repeat it: tokens, angles, slots and block table are written
+to where the recorded operations read them. Slots and table are compared with the pool in every step all the same,
+and then copied. The bits are those of a step that was not recorded.
 
-What is kept is bounded. A recording holds all intermediate results of a step; the ones used longest ago make room,
-and a step whose results alone are too large is not recorded: it is long enough for Python not to matter. Nor is a
-step that reads numbers back between operations (FP8 activations into experts). Prefill steps differ in shape every
-time.
+What is kept is bounded. A recording holds its inputs and all intermediate results of a step; the ones used longest
+ago make room. A step whose results alone are too large is not recorded, and they are let go as soon as that shows:
+it is long enough for Python not to matter. Nor is a step that reads numbers back between operations (FP8
+activations into experts), nor one that fails as it is recorded: it runs as ever then. Prefill steps differ in
+shape every time.
 
 Legend: T tokens of the step.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import logging
 from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple
@@ -32,28 +33,12 @@ from .attention import CheckedStep, StepContext
 from .decoder import Decoder
 from .kernel_ops import KernelOps
 from .pages import Pool
+from .recordings import Kind, Recordings
 from .rope import Angles
 
-MOST_BYTES = 128 << 20  # of all recordings
-MOST_BYTES_OF_ONE = 32 << 20
-_MOST_KINDS = 256  # of steps that are remembered
+MOST_BYTES_OF_ONE = 32 << 20  # inputs included
 _SHORTEST = 256  # tokens that every recording has room for
-
-
-class Kind(NamedTuple):
-    """Steps that have the same operations on the same shapes.
-
-    Attributes:
-        tokens: T.
-        reach: tokens of the longest context that there is room for: a power of two.
-        is_sparse: some context is longer than what the indexer chooses.
-        threads: torch's number of them.
-    """
-
-    tokens: int
-    reach: int
-    is_sparse: bool
-    threads: int
+_log = logging.getLogger(__name__)
 
 
 class _Inputs(NamedTuple):
@@ -63,6 +48,12 @@ class _Inputs(NamedTuple):
     angles: Angles
     slots: CheckedSlots
     table: CheckedTable
+
+    @property
+    def nbytes(self) -> int:
+        angles, table = self.angles, self.table
+        own = self.token_ids, angles.cos, angles.sin, self.slots.slots
+        return sum(t.nbytes for t in (*own, table.block_table, table.lengths, table.rows, table.limits))
 
     def fill(self, token_ids: Tensor, step: StepContext, checked: CheckedStep) -> None:
         self.token_ids.copy_(token_ids)
@@ -86,15 +77,13 @@ class TapedDecoder:
 
     def __init__(self, decoder: Decoder, ops: KernelOps, top_k: int | None) -> None:
         self._decoder, self._ops, self._top_k = decoder, ops, top_k
-        # None: seen once, or not to be recorded (``_refused``)
-        self._recordings: OrderedDict[Kind, _Recording | None] = OrderedDict()
-        self._refused: set[Kind] = set()
+        self._recordings: Recordings[_Recording] = Recordings()
         self._lock = Lock()
 
     @property
     def nbytes(self) -> int:
         """Memory of all recordings."""
-        return sum(found.tape.nbytes for found in self._recordings.values() if found is not None)
+        return self._recordings.nbytes
 
     def forward(self, token_ids: Tensor, step: StepContext, pools: Sequence[Sequence[Pool]]) -> Tensor:
         """As the decoder's; the result is the caller's own.
@@ -111,24 +100,25 @@ class TapedDecoder:
 
     def _forward(self, token_ids: Tensor, step: StepContext, pools: Sequence[Sequence[Pool]]) -> Tensor:
         checked = self._ops.checked(step, pools[0][0].pages)
-        kind = self._kind(token_ids, step)
-        is_new = kind not in self._recordings
-        if is_new or kind in self._refused or backend_for(token_ids) != "cpu":
-            self._recordings[kind] = None
-            self._make_room()
+        kind = self._kind(token_ids, step, pools)
+        found = self._recordings.find(kind)
+        if found is not None:
+            found.inputs.fill(token_ids, step, checked)
+            found.tape.play()
+            return found.tape.result.clone()
+        if backend_for(token_ids) != "cpu" or not self._recordings.wants(kind):
             return self._decoder.forward(token_ids, step, pools)
-        self._recordings.move_to_end(kind)
-        found = self._recordings[kind]
-        if found is None:
-            return self._record(kind, token_ids, step, checked, pools).clone()
-        found.inputs.fill(token_ids, step, checked)
-        found.tape.play()
-        return found.tape.result.clone()
+        try:
+            return self._record(kind, token_ids, step, checked, pools)
+        except Exception as error:  # one of the step itself comes again below, which writes the same once more
+            self._recordings.refuse(kind, repr(error))
+            _log.warning("decode steps of %d tokens are not recorded: %r", kind.tokens, error)
+            return self._decoder.forward(token_ids, step, pools)
 
-    def _kind(self, token_ids: Tensor, step: StepContext) -> Kind:
+    def _kind(self, token_ids: Tensor, step: StepContext, pools: Sequence[Sequence[Pool]]) -> Kind:
         reach = max(_SHORTEST, 1 << (step.longest - 1).bit_length())
         is_sparse = self._top_k is not None and step.longest > self._top_k
-        return Kind(len(token_ids), reach, is_sparse, torch.get_num_threads())
+        return Kind(len(token_ids), reach, is_sparse, torch.get_num_threads(), pools[0][0].pages.data_ptr())
 
     def _record(
         self,
@@ -138,37 +128,42 @@ class TapedDecoder:
         checked: CheckedStep,
         pools: Sequence[Sequence[Pool]],
     ) -> Tensor:
-        """The step, recorded; its result lies in the recording."""
+        """The step, recorded."""
+        entries = -(-kind.reach // checked.table.page_size)
+        if entries * kind.tokens * 4 > MOST_BYTES_OF_ONE:  # the block table alone
+            self._recordings.refuse(kind, "a block table too large", is_too_large=True)
+            return self._decoder.forward(token_ids, step, pools)
         inputs = _Inputs(
             token_ids.clone(),
             Angles(step.angles.cos.clone(), step.angles.sin.clone()),
             checked.slots.hold(),
-            checked.table.hold(-(-kind.reach // checked.table.page_size)),
+            checked.table.hold(entries),
         )
-        table = inputs.table
-        own = StepContext(
-            phase=step.phase,
-            positions=step.positions,
-            cu_tokens=step.cu_tokens,
-            lengths=table.lengths,
-            block_table=table.block_table,
-            slots=inputs.slots.slots,
-            rows=table.rows,
-            visible=table.visible,
-            is_single=True,
-            angles=inputs.angles,
-            longest=step.longest,
-            checked=CheckedStep(inputs.slots, table, table),
+        own, used = _reading(inputs, step), inputs.nbytes
+        result, tape = record(
+            lambda: self._decoder.forward(inputs.token_ids, own, pools), MOST_BYTES_OF_ONE - used
         )
-        result, tape = record(lambda: self._decoder.forward(inputs.token_ids, own, pools))
-        if isinstance(tape, Tape) and tape.nbytes <= MOST_BYTES_OF_ONE:
-            self._recordings[kind] = _Recording(inputs, tape)
-            self._make_room()
-        else:
-            self._refused.add(kind)
+        if isinstance(tape, Tape):
+            self._recordings.put(kind, _Recording(inputs, tape), tape.nbytes + used)
+            return result.clone()
+        self._recordings.refuse(kind, tape.reason, is_too_large=tape.is_too_large)
         return result
 
-    def _make_room(self) -> None:
-        while len(self._recordings) > _MOST_KINDS or (len(self._recordings) > 1 and self.nbytes > MOST_BYTES):
-            kind, _ = self._recordings.popitem(last=False)
-            self._refused.discard(kind)
+
+def _reading(inputs: _Inputs, step: StepContext) -> StepContext:
+    """``step`` with its numbers where ``inputs`` has them."""
+    table = inputs.table
+    return StepContext(
+        phase=step.phase,
+        positions=step.positions,
+        cu_tokens=step.cu_tokens,
+        lengths=table.lengths,
+        block_table=table.block_table,
+        slots=inputs.slots.slots,
+        rows=table.rows,
+        visible=table.visible,
+        is_single=True,
+        angles=inputs.angles,
+        longest=step.longest,
+        checked=CheckedStep(inputs.slots, table, table),
+    )
