@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,6 +28,9 @@ class Interval:
     high: float
 
 
+UNBOUNDED = Interval(-math.inf, math.inf)  # nothing is known
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """A score and its standard error, clustered where items share a document; in the metric's own unit."""
@@ -47,7 +51,7 @@ class Flips:
 
 @dataclass(frozen=True, slots=True)
 class NonInferiority:
-    """Whether the candidate is at most ``margin`` worse (points for accuracies, else the metric's own unit).
+    """Whether the candidate is at most ``margin`` worse (points for what is in percent, else its own unit).
 
     Attributes:
         margin: positive; of accuracies a fraction.
@@ -67,7 +71,7 @@ class NonInferiority:
 class MetricComparison:
     """One metric of one task in two runs.
 
-    Differences are candidate minus baseline. Accuracies (scores, differences, intervals) are fractions.
+    Differences are candidate minus baseline. Accuracies and shares (scores, differences, intervals) are fractions.
 
     Attributes:
         task, metric: which.
@@ -83,8 +87,9 @@ class MetricComparison:
         ratio: for a perplexity candidate / baseline; else None.
         ratio_interval: of it.
         flips: of accuracies.
-        non_inferiority: of accuracies.
+        non_inferiority: of accuracies and shares that are not of the pair.
         recovery_interval: of the recovery.
+        score_interval: of the candidate's own score, in its unit; of the pair the same as ``interval``.
 
     Of one cluster alone nothing is known: its standard errors are NaN, its intervals infinite.
     """
@@ -106,6 +111,7 @@ class MetricComparison:
     flips: Flips | None
     non_inferiority: NonInferiority | None
     recovery_interval: Interval | None = None
+    score_interval: Interval = UNBOUNDED
 
     @property
     def name(self) -> str:

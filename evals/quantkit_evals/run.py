@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["accuracy", "perplexity", "mean"]
+Kind = Literal["accuracy", "share", "perplexity", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,10 @@ class Metric:
 
     Attributes:
         name: unique in its task: ``acc``, ``perplexity``, ``kl``.
-        kind: ``accuracy``: values 0 or 1, in reports a percentage, differences in points. ``perplexity``: values
-            are nats, weights are tokens, the score is ``exp(sum / tokens)``. ``mean``: as it is.
+        kind: ``accuracy``: values 0 or 1, in reports a percentage, differences in points. ``share``: values from 0
+            to their weight (a probability; tokens that agree, of as many), told as accuracies are.
+            ``perplexity``: values are nats, weights are tokens, the score is ``exp(sum / tokens)``. ``mean``: as
+            it is.
         is_higher_better: direction.
         unit: for reports: ``%``, ``nats/token``, empty.
         is_of_pair: the values were made against the baseline (KL divergence, flips), which has none itself.
@@ -36,6 +38,11 @@ class Metric:
     is_higher_better: bool
     unit: str = ""
     is_of_pair: bool = False
+
+    @property
+    def is_percent(self) -> bool:
+        """Whether people read it as a percentage, and its differences in points."""
+        return self.kind in ("accuracy", "share")
 
 
 @dataclass(frozen=True, slots=True)

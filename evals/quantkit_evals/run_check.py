@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from .run import Item, Run, Task
 
+_ROUNDING = 1e-6  # of sums of probabilities
+
 
 def problem_of(run: Run) -> str | None:
     """The first thing that makes a run contradict itself, as a sentence; None if it is sound."""
@@ -55,6 +57,8 @@ def _problem_of_item(item: Item, task: Task) -> str | None:
     for name, metric in metrics.items():
         if metric.kind == "accuracy" and (item.values[name] not in (0, 1) or item.weight(name) != 1):
             return f"{name!r} is an accuracy, of value 0 or 1 and weight 1 (seen: {item.values[name]})"
+        if metric.kind == "share" and not -_ROUNDING <= item.values[name] / item.weight(name) <= 1 + _ROUNDING:
+            return f"{name!r} is a share, of value 0 to its weight (seen: {item.values[name]})"
     return None
 
 

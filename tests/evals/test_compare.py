@@ -321,3 +321,44 @@ def test_an_accuracy_of_the_pair_that_never_fails() -> None:
     found = only(compare(run("base", [], []), cand))
     assert found.interval.low == pytest.approx(0.963, abs=1e-3)
     assert found.interval.high == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "per_cluster", "confidence"), [(428, 6, 0.95), (428, 6, 0.99), (60, 40, 0.95)]
+)
+def test_no_flip_proves_no_less_than_one(clusters: int, per_cluster: int, confidence: float) -> None:
+    rng = np.random.default_rng(0)
+    first = (rng.random((clusters, per_cluster)) < rng.beta(6, 6, (clusters, 1))).astype(int).ravel()
+    lows = []
+    for lost in (0, 1, 2):
+        second = first.copy()
+        second[np.flatnonzero(first)[:: first.sum() // 6][:lost]] = 0
+        lows.append(only(compare(*accuracies(first, second, per_cluster=per_cluster), confidence=confidence)))
+    assert [m.flips.lost for m in lows] == [0, 1, 2]
+    ends = [m.interval.low for m in lows]
+    assert ends == sorted(ends, reverse=True)
+    alone = only(compare(*accuracies(first, first), confidence=confidence))
+    assert ends[0] < alone.interval.low  # clusters count for something
+    if clusters == 428:
+        assert lows[0].non_inferiority.verdict is Verdict.PASS
+
+
+def test_few_flips_of_clustered_items_all_one_way() -> None:
+    """Four passages that each lost an item: 2 / 16 by the sign test, where a t test is sure of its variance."""
+    first = [1, 0] * 1300
+    for lost, expected in ((4, 0.125), (5, 0.0625), (6, 0.03125)):
+        second = list(first)
+        for number in range(lost):
+            second[60 * number] = 0
+        found = only(compare(*accuracies(first, second, per_cluster=6)))
+        assert found.p_value == pytest.approx(expected)
+        assert found.p_value < 0.05 or found.interval.high > 0
+
+
+def test_items_that_would_decide_where_few_changed() -> None:
+    """Without a flip the interval shrinks with the number of items, not with its root."""
+    found = only(compare(*accuracies([1, 0] * 50, [1, 0] * 50)))
+    needed = found.non_inferiority.needed_items
+    assert 200 < needed < 700
+    enough = [1, 0] * (needed // 2 + 1)
+    assert only(compare(*accuracies(enough, enough))).non_inferiority.verdict is Verdict.PASS

@@ -39,9 +39,9 @@ BY_POSITION, BY_CONTEXT = "kl by position", "kl by context length"
 PERPLEXITY = Metric("perplexity", "perplexity", False, "")
 METRICS = (
     Metric("kl", "mean", False, "nats/token", is_of_pair=True),
-    Metric("top1_agreement", "mean", True, "", is_of_pair=True),
-    Metric("lost", "mean", False, "", is_of_pair=True),
-    Metric("gained", "mean", True, "", is_of_pair=True),
+    Metric("top1_agreement", "share", True, "%", is_of_pair=True),
+    Metric("lost", "share", False, "%", is_of_pair=True),
+    Metric("gained", "share", True, "%", is_of_pair=True),
     PERPLEXITY,
 )
 _BINS = 16

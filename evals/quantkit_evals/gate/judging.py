@@ -17,7 +17,6 @@ from quantkit.errors import UsageError
 from ..comparison import Comparison, GateResult, Interval, MetricComparison, RuleResult, Verdict
 from ..configuration import Configuration
 from ..paired.decision import items_to_decide, rounded, verdict
-from ..paired.few import t_interval
 from .refusal import applicable, check_gate
 from .schema import Gate, Rule
 
@@ -120,13 +119,10 @@ def _advice(asked: _Asked, found: MetricComparison, confidence: float) -> str:
 
 def _score(rule: Rule, found: MetricComparison, confidence: float) -> _Asked:
     is_upper = rule.kind == "max"
-    if found.metric.is_of_pair:
-        interval = found.interval
-    else:
-        interval = t_interval(found.candidate, found.num_clusters, confidence)
-    factor, unit = (100.0, "%") if found.metric.kind == "accuracy" else (1.0, found.metric.unit)
+    factor, unit = (100.0, "%") if found.metric.is_percent else (1.0, found.metric.unit)
     words = f"at {'most' if is_upper else 'least'} {_plain(rule.limit)}{f' {unit}' if unit else ''}"
-    return _Asked(words, factor * found.candidate.value, _times(interval, factor), rule.limit, unit, is_upper)
+    interval = _times(found.score_interval, factor)
+    return _Asked(words, factor * found.candidate.value, interval, rule.limit, unit, is_upper)
 
 
 def _ratio(rule: Rule, found: MetricComparison, confidence: float) -> _Asked:
@@ -151,7 +147,7 @@ def _recovery(rule: Rule, found: MetricComparison, confidence: float) -> _Asked:
 def _non_inferiority(rule: Rule, found: MetricComparison, confidence: float) -> _Asked:
     if found.difference is None:
         raise UsageError("it has no difference", where=found.name)
-    factor, unit = (100.0, "points") if found.metric.kind == "accuracy" else (1.0, found.metric.unit)
+    factor, unit = (100.0, "points") if found.metric.is_percent else (1.0, found.metric.unit)
     is_upper = not found.metric.is_higher_better
     words = f"at most {_plain(rule.limit)}{f' {unit}' if unit else ''} worse"
     limit = rule.limit if is_upper else -rule.limit

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
+FEW_CHANGED = 10  # changed clusters, below which the t test of a rare change takes its variance for known
+
+
 def cluster_sums(clusters: Sequence[str], columns: Floats) -> Floats:
     """Sums ``[clusters, columns]`` of ``columns [items, columns]``, clusters in the order of their names."""
     import numpy as np
@@ -60,6 +63,14 @@ def design_effect(values: Floats, weights: Floats, clusters: Sequence[str]) -> f
     return max(1.0, (together / alone) ** 2)
 
 
+def sign_p_value(sums: Floats) -> float:
+    """Two-sided sign test of ``[clusters]`` sums of differences: do as many change to one side as to the other?"""
+    from ..extras import require
+
+    lost, gained = int((sums < 0).sum()), int((sums > 0).sum())
+    return min(1.0, 2 * float(require("scipy.stats").binom.cdf(min(lost, gained), lost + gained, 0.5)))
+
+
 def p_value(difference: Score, num_clusters: int) -> float:
     """Two-sided p value of no difference: t with ``clusters - 1`` degrees of freedom.
 
@@ -70,7 +81,7 @@ def p_value(difference: Score, num_clusters: int) -> float:
 
     if difference.value == 0 or num_clusters < 2:
         return 1.0
-    if difference.stderr == 0:
+    if difference.stderr <= 1e-9 * abs(difference.value):  # rounding aside, all the same
         return 2 * 0.5**num_clusters
     t = abs(difference.value) / difference.stderr
     return float(2 * require("scipy.stats").t.sf(t, num_clusters - 1))

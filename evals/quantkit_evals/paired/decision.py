@@ -8,12 +8,14 @@ limit, the next run would be as likely to stay undecided as not.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..comparison import Interval, Verdict
 from ..extras import require
 
 CHANCE = 0.8
 _ROUNDING = 1e-12
+_STEP = 1.02  # between numbers of items that are tried
 
 
 def verdict(interval: Interval, *, low: float = -math.inf, high: float = math.inf) -> Verdict:
@@ -25,17 +27,38 @@ def verdict(interval: Interval, *, low: float = -math.inf, high: float = math.in
     return Verdict.UNDECIDED
 
 
-def items_to_decide(value: float, interval: Interval, limit: float, items: int, confidence: float) -> int | None:
+def items_to_decide(
+    value: float,
+    interval: Interval,
+    limit: float,
+    items: int,
+    confidence: float,
+    grown: Callable[[float], Interval] | None = None,
+) -> int | None:
     """About how many items would decide on which side of ``limit`` a value is, if it stays what it is.
+
+    Args:
+        grown: the interval with so many times the items, where that is not one that shrinks with their square root
+            (few changes: it shrinks faster).
 
     None when no number would: the value is at the limit, or nothing is known of its error.
     """
     gap = abs(value - limit)
-    half = value - interval.low if limit < value else interval.high - value
-    if gap <= _ROUNDING or not math.isfinite(half):
+    if gap <= _ROUNDING or not math.isfinite(_half(value, interval, limit)):
         return None
     wider = 1 + _normal(CHANCE) / _normal((1 + confidence) / 2)
-    return max(items + 1, math.ceil(items * (half * wider / gap) ** 2))
+    needed = items * (_half(value, interval, limit) * wider / gap) ** 2
+    if grown is not None:
+        most, factor = needed / items, 1.0
+        while factor < most and _half(value, grown(factor), limit) * wider > gap:
+            factor *= _STEP
+        needed = items * min(factor, most)
+    return max(items + 1, math.ceil(needed))
+
+
+def _half(value: float, interval: Interval, limit: float) -> float:
+    """From the value to the end of its interval on the side of the limit."""
+    return value - interval.low if limit < value else interval.high - value
 
 
 def rounded(count: int) -> int:

@@ -6,9 +6,9 @@ to hold one that does not rely on what was seen alone:
 
     few clusters       t with G - 1 degrees of freedom
     few changed items  Bonett and Price (2012), adjusted Wald: one more lost and one more gained item of two more
-    few of a kind      for an accuracy of the pair alone, Wilson's interval
+    few of a kind      for a score alone (right or wrong, or a share), Wilson's interval
 
-Counts of dependent items are divided by the design effect first (Korn and Graubard 1998, for proportions).
+Counts are of independent items (``counted``).
 """
 
 from __future__ import annotations
@@ -31,12 +31,20 @@ class Changes:
         lost, gained: sums of what items lost and gained; for accuracies, items.
         changed: items that did either.
         items: all of them.
+        effect: design effect that items were divided by.
     """
 
     lost: float
     gained: float
     changed: float
     items: float
+    effect: float = 1.0
+
+    def times(self, factor: float) -> Changes:
+        """If there were so many times the items, and they changed as these did."""
+        return Changes(
+            factor * self.lost, factor * self.gained, factor * self.changed, factor * self.items, self.effect
+        )
 
 
 @dataclass(frozen=True, slots=True)

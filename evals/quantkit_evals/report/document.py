@@ -98,6 +98,7 @@ def _metric(found: MetricComparison, judged: Judged) -> dict[str, Any]:
         "ratio": _number(found.ratio), "ratio_interval": _interval(found.ratio_interval),
         "flips": _flips(found.flips),
         "non_inferiority": _non_inferiority(found.non_inferiority),
+        "score_interval": _interval(found.score_interval),
     }  # fmt: skip
 
 

@@ -46,10 +46,10 @@ def _metrics(report: Report) -> Iterator[tuple[Judged, MetricComparison, str]]:
 
 def _differences(report: Report) -> Iterator[Figure]:
     """Of accuracies together, of other metrics by unit; perplexities have their ratio."""
-    by_unit: dict[tuple[str, str], list[Estimate]] = {}
+    by_unit: dict[tuple[bool, str], list[Estimate]] = {}
     for judged, found, label in _metrics(report):
         if found.difference is not None and found.metric.kind != "perplexity":
-            key = found.metric.kind, wording.difference_unit(found.metric)
+            key = found.metric.is_percent, wording.difference_unit(found.metric)
             by_unit.setdefault(key, []).append(_difference(judged, found, label))
     for number, ((_, unit), rows) in enumerate(by_unit.items()):
         title = "Differences of scores" + (f", {unit}" if unit else "")
@@ -63,7 +63,7 @@ def _differences(report: Report) -> Iterator[Figure]:
 
 
 def _difference(judged: Judged, found: MetricComparison, label: str) -> Estimate:
-    factor = 100.0 if found.metric.kind == "accuracy" else 1.0
+    factor = 100.0 if found.metric.is_percent else 1.0
     value = factor * found.difference.value if found.difference else math.nan
     margin = found.non_inferiority
     limits, verdict = _limits(judged, found, value)
@@ -108,7 +108,7 @@ def _pairs(report: Report) -> Iterator[Figure]:
 
 
 def _pair(judged: Judged, found: MetricComparison, label: str) -> Estimate:
-    factor = 100.0 if found.metric.kind == "accuracy" else 1.0
+    factor = 100.0 if found.metric.is_percent else 1.0
     value = factor * found.candidate.value
     limits, verdict = _limits(judged, found, value)
     low, high = factor * found.interval.low, factor * found.interval.high

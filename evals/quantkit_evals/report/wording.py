@@ -44,11 +44,13 @@ def points(value: float, *, sign: bool = True) -> str:
 
 def unit_of(metric: Metric) -> str:
     """Of its scores."""
-    return {"accuracy": "%", "perplexity": ""}.get(metric.kind, metric.unit)
+    return {"accuracy": "%", "share": "%", "perplexity": ""}.get(metric.kind, metric.unit)
 
 
 def difference_unit(metric: Metric) -> str:
-    return {"accuracy": "points", "perplexity": metric.unit or "nats/token"}.get(metric.kind, metric.unit)
+    if metric.is_percent:
+        return "points"
+    return metric.unit or "nats/token" if metric.kind == "perplexity" else metric.unit
 
 
 def score(metric: Metric, found: Score | None, num_clusters: int) -> str:
@@ -185,7 +187,7 @@ def plural(count: int, noun: str) -> str:
 
 def _forms(metric: Metric) -> tuple[float, str, str]:
     """Factor, form of the value, form of its standard error."""
-    if metric.kind == "accuracy":
+    if metric.is_percent:
         return 100.0, ".2f", ".2f"
     if metric.kind == "perplexity":
         return 1.0, ".4f", ".2g"
@@ -193,7 +195,7 @@ def _forms(metric: Metric) -> tuple[float, str, str]:
 
 
 def _difference_forms(metric: Metric) -> tuple[float, str, str]:
-    if metric.kind == "accuracy":
+    if metric.is_percent:
         return 100.0, "+.2f", ".2f"
     return 1.0, "+.3g", ".2g"
 

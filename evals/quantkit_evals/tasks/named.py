@@ -143,7 +143,7 @@ def _metrics(task: Any) -> Iterator[Metric]:
             continue
         for number, one in enumerate(filters):
             full = f"{name},{one}" if number else name
-            unit = "%" if kind == "accuracy" else _UNITS.get(name, "")
+            unit = "%" if kind in ("accuracy", "share") else _UNITS.get(name, "")
             yield Metric(full, kind, bool(better.get(name, True)), unit)
 
 
@@ -152,8 +152,10 @@ def _kind(task: Any, name: str, aggregation: str) -> Any:
         return "perplexity"
     if aggregation != "mean":
         return None
-    is_own = callable(task.get_config("process_results")) and name not in _ALWAYS  # values may be fractions
-    return "accuracy" if name in _RIGHT_OR_WRONG and not is_own else "mean"
+    is_own = callable(task.get_config("process_results")) and name not in _ALWAYS
+    if name in _RIGHT_OR_WRONG:
+        return "share" if is_own else "accuracy"  # its own values may be fractions (truthfulqa_mc2: a probability)
+    return "mean"
 
 
 def _version(task: Any) -> str:

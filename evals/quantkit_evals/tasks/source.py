@@ -29,7 +29,7 @@ METRIC: dict[str, Metric] = {
         Metric("acc_mutual_info", "accuracy", True, "%"),
         Metric("exact_match", "accuracy", True, "%"),
         Metric("valid", "accuracy", True, "%"),
-        Metric("field_match", "mean", True),
+        Metric("field_match", "share", True, "%"),
         Metric("perplexity", "perplexity", False, "nats/word"),
         Metric("word_perplexity", "perplexity", False, "nats/word"),
         Metric("byte_perplexity", "perplexity", False, "nats/byte"),

@@ -10,7 +10,7 @@ import scipy.stats
 import statsmodels.api as sm
 
 from quantkit_evals.comparison import Score
-from quantkit_evals.paired.clusters import cluster_sums, design_effect, p_value, ratio
+from quantkit_evals.paired.clusters import cluster_sums, design_effect, p_value, ratio, sign_p_value
 
 
 @pytest.fixture
@@ -80,3 +80,15 @@ def test_design_effect_of_whole_clusters_and_of_none(rng) -> None:
     assert design_effect(values, np.ones(2000), [str(i) for i in range(2000)]) == 1
     assert design_effect(rng.normal(size=2000), np.ones(2000), clusters) < 1.3
     assert design_effect(np.zeros(2000), np.ones(2000), clusters) == 5  # nothing seen: the worst
+
+
+@pytest.mark.parametrize(("by", "clusters"), [(0.7, 7), (0.1, 3), (1 / 3, 3), (0.3, 6)])
+def test_equal_differences_are_equal_whatever_rounding_makes_of_them(by: float, clusters: int) -> None:
+    found = ratio(np.full(clusters, by), np.ones(clusters))
+    assert p_value(found, clusters) == 2 * 0.5**clusters
+
+
+def test_sign_test_is_that_of_scipy() -> None:
+    sums = np.array([-1.0, -3.0, 0.0, 2.0, -1.0, -1.0])
+    assert sign_p_value(sums) == pytest.approx(scipy.stats.binomtest(1, 5).pvalue)
+    assert sign_p_value(np.zeros(4)) == 1

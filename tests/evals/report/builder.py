@@ -24,7 +24,7 @@ from quantkit_evals.run import CurvePoint, Item, Metric, Run, Skipped, Task
 ACC = Metric("acc", "accuracy", True, "%")
 PPL = Metric("perplexity", "perplexity", False)
 KL = Metric("kl", "mean", False, "nats/token", is_of_pair=True)
-AGREE = Metric("top1_agreement", "mean", True, is_of_pair=True)
+AGREE = Metric("top1_agreement", "share", True, "%", is_of_pair=True)
 PAIR_ID = "ab" * 32
 HOSTILE = "</svg>\x00\x1b[31m]]>\"'|`<script>\r\n::error::\u202e\ud800\uffff & 100 %"
 

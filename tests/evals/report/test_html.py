@@ -68,7 +68,7 @@ def test_plots_by_what_was_measured() -> None:
         "Differences of scores, points",
         "Perplexity, ratio to the baseline",
         "Measured between baseline and candidate, nats/token, lower is better",
-        "Measured between baseline and candidate, higher is better",
+        "Measured between baseline and candidate, %, higher is better",
         "fidelity: KL divergence by position",
         "fidelity: KL divergence by context length",
         "Flips: items that changed",

@@ -115,7 +115,7 @@ def test_versions_are_the_same_in_every_process_and_differ_by_task() -> None:
 
 
 def test_fractions_are_no_accuracy() -> None:
-    assert [metric.kind for metric in only("own_fractions").metrics] == ["mean"]
+    assert [(metric.kind, metric.unit) for metric in only("own_fractions").metrics] == [("share", "%")]
 
 
 def test_metrics_behind_filters() -> None:
