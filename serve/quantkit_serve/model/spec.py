@@ -112,6 +112,17 @@ def _rope(text: Mapping[str, Any], shape: TextShape, family: str) -> Rope:
 
 
 def _router(text: Mapping[str, Any], shape: TextShape, family: str) -> RouterSpec:
+    """
+    Raises:
+        SourceError: a router that could choose for no token.
+    """
+    groups, kept = _groups(text, shape) if family in _GROUPED else (1, 1)
+    eligible = shape.experts // groups * kept
+    if shape.experts and not 1 <= shape.top_k <= eligible:
+        raise SourceError(
+            f"num_experts_per_tok is {text.get('num_experts_per_tok')!r}, of {eligible} eligible experts",
+            where="config.json", accepted=f"1 to {eligible}",
+        )  # fmt: skip
     if family == "qwen3_moe":
         return RouterSpec("softmax", shape.top_k, normalizes=bool(text.get("norm_topk_prob", False)))
     if family == "mixtral":
@@ -121,12 +132,28 @@ def _router(text: Mapping[str, Any], shape: TextShape, family: str) -> RouterSpe
     return RouterSpec(
         "sigmoid",
         shape.top_k,
-        num_groups=int(text.get("n_group") or 1),
-        topk_groups=int(text.get("topk_group") or 1),
+        num_groups=groups,
+        topk_groups=kept,
         normalizes=bool(text.get("norm_topk_prob", True)),
         epsilon=1e-20,
         scaling=float(text.get("routed_scaling_factor", 1.0 if family == "glm4_moe" else 2.5)),
     )
+
+
+def _groups(text: Mapping[str, Any], shape: TextShape) -> tuple[int, int]:
+    """How many groups of experts there are, and how many of them a token may use; all of one if there is one."""
+    groups = _number(text, "n_group") if text.get("n_group") is not None else 1
+    if groups == 1 or not shape.experts:
+        return 1, 1
+    if shape.experts % groups or shape.experts // groups < 2:
+        raise SourceError(
+            f"n_group is {groups}, of {shape.experts} experts", where="config.json",
+            accepted="a number that divides them into groups of two or more",
+        )  # fmt: skip
+    kept = _number(text, "topk_group") if text.get("topk_group") is not None else 1
+    if kept > groups:
+        raise SourceError(f"topk_group is {kept}", where="config.json", accepted=f"at most the {groups} groups")
+    return groups, kept
 
 
 def _sparse(text: Mapping[str, Any], shape: TextShape, family: str) -> tuple[bool, ...]:

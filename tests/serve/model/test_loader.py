@@ -174,6 +174,14 @@ def test_a_tensor_too_few_or_too_many(tmp_path: Path, change: Any, message: str)
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         ("glm_moe_dsa", {"mlp_layer_types": ["dense"]}, "mlp_layer_types names 1 layers"),
+        ("deepseek_v3", {"n_group": 3}, "n_group is 3, of 8 experts"),
+        ("deepseek_v3", {"n_group": 8}, "n_group is 8, of 8 experts"),
+        ("deepseek_v3", {"n_group": 0}, "n_group is 0"),
+        ("deepseek_v3", {"topk_group": 5}, "topk_group is 5"),
+        ("deepseek_v3", {"topk_group": "2"}, "topk_group is '2'"),
+        ("deepseek_v3", {"topk_group": 1}, "num_experts_per_tok is 3, of 2 eligible experts"),
+        ("qwen3_moe", {"num_experts_per_tok": 99}, "num_experts_per_tok is 99, of 4 eligible experts"),
+        ("qwen3_moe", {"num_experts_per_tok": None}, "num_experts_per_tok is None"),
     ],
 )
 def test_settings_that_nothing_computes(
@@ -184,6 +192,18 @@ def test_settings_that_nothing_computes(
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(QuantkitError, match=message):
         open_runner(path, EngineConfig(ModelConfig(weights="fp8")))
+
+
+def test_of_one_group_all_are_kept(tmp_path: Path) -> None:
+    """Whatever topk_group says."""
+    logits = []
+    for kept in (4, 1):
+        path = checkpoint(tmp_path / str(kept), CASES["deepseek_v3"])
+        config = json.loads((path / "config.json").read_text()) | {"n_group": 1, "topk_group": kept}
+        (path / "config.json").write_text(json.dumps(config))
+        found = runner(path, compute="bfloat16", cache={"kv_dtype": "fp8"})
+        logits.append(found.run(step(Phase.PREFILL, [(tokens(1, 5), 0, [0])])))
+    assert torch.equal(*logits)
 
 
 def test_families_that_are_not_known(tmp_path: Path) -> None:
