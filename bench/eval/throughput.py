@@ -25,6 +25,7 @@ from peer import evaluated, hf
 
 from measure import Row, write_rows
 from quantkit_evals.candidates.engine import EngineCandidate
+from quantkit_evals.choice import DECODED_CONTEXT
 from quantkit_evals.configuration import Configuration
 from quantkit_evals.dequantized import write_bf16_copy
 from quantkit_evals.harness.run_tasks import run_tasks
@@ -55,7 +56,10 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     model, tasks = servable(args.model), tasks_of(args.suite)
-    ours = {name: EngineCandidate(model, configuration) for name, configuration in CONFIGURATIONS.items()}
+    ours = {
+        name: EngineCandidate(model, configuration, decoded_context=DECODED_CONTEXT)  # as the command has it
+        for name, configuration in CONFIGURATIONS.items()
+    }
     with tempfile.TemporaryDirectory(prefix="quantkit-bench-") as scratch:
         copy = write_bf16_copy(model.folder / "prefill", Path(scratch, "bf16"))
         probe = run_tasks(next(iter(ours.values())), tasks, limit=PROBE)  # loads it, too
