@@ -106,6 +106,11 @@ def test_what_can_not_be_compared(artifact: Path, tmp_path: Path, monkeypatch: p
         UsageError, match="dual, bf16 KV, task fidelity: a block does not fit: 23 tokens, the model"
     ):
         fidelity_task(fp8, [short], text=FidelityText(num_blocks=2, block_tokens=24, contexts=()))
+    small = [engine(artifact, weights, "bfloat16") for weights in ("fp8", "dual")]
+    for one in small:
+        one.runner.facts = replace(one.runner.facts, vocab_size=64)
+    with pytest.raises(UsageError, match=r"fidelity: a block has the token .* the model knows 64"):
+        fidelity_task(small[0], small[1:], text=FidelityText(num_blocks=2, block_tokens=24, contexts=()))
     dual = engine(artifact, "dual", "bfloat16")
     run = dual.runner.run
     monkeypatch.setattr(dual.runner, "run", lambda batch: run(batch).clone().fill_(torch.nan))

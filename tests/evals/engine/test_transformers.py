@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.errors import ArtifactError
+from quantkit.errors import ArtifactError, UsageError
 from quantkit_evals.candidates.engine import EngineCandidate
 from quantkit_evals.candidates.transformers_model import TransformersCandidate
 from quantkit_evals.configuration import Configuration
 from quantkit_evals.harness.run_tasks import run_tasks
 from quantkit_serve.start.servable import Servable
+from tests.evals.engine.small_tasks import cloze
 from tests.evals.engine.test_endpoint import TASKS
 
 
@@ -38,3 +39,10 @@ def test_weights_that_are_not_numbers(artifact: Path) -> None:
         ArtifactError, match="transformers, bfloat16, task choice, item 1: the model's logits are not"
     ):
         run_tasks(candidate, TASKS[:1])
+
+
+def test_a_tokenizer_of_another_model_names_the_item(artifact: Path) -> None:
+    candidate = TransformersCandidate(Servable(artifact, "tiny-w4"))
+    candidate.tokenizer.add_tokens("<far>")
+    with pytest.raises(UsageError, match="task cloze, item far: has the token 4096, the model knows 4096"):
+        run_tasks(candidate, [cloze({"id": "far", "text": "A <far>", "target": " is"})])
