@@ -7,6 +7,7 @@ and shares of which few clusters changed the larger one of that and a sign test 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from quantkit.errors import UsageError
@@ -28,11 +29,13 @@ def compare(
     seed: int = 0,
     resamples: int = RESAMPLES,
     allow_left_out: bool = False,
+    margins: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Compare all that two runs share.
 
     Args:
-        margin: of non-inferiority of accuracies, a fraction (0.008 for 0.8 points).
+        margin: of non-inferiority of accuracies and shares, a fraction (0.008 for 0.8 points).
+        margins: of some, by ``task.metric``, in its place (what a gate says: ``gate.margins_of``).
         confidence: of two-sided intervals.
         seed: of the bootstrap, the same for every metric.
         resamples: of the bootstrap, at least 2,000.
@@ -41,10 +44,10 @@ def compare(
     Raises:
         UsageError: the runs can't be compared, with the reason.
     """
-    if not (0 < margin < 1 and 0.5 <= confidence < 1 and resamples >= 2000):
+    if not (0 < margin < 1 and 0.5 <= confidence <= 0.999 and resamples >= 2000):
         raise UsageError(
             f"margin {margin}, confidence {confidence}, {resamples} resamples",
-            accepted="margin in (0, 1), confidence in [0.5, 1), at least 2,000 resamples",
+            accepted="margin in (0, 1), confidence in [0.5, 0.999], at least 2,000 resamples",
         )
     found = match(baseline, candidate)
     if found.left_out and not allow_left_out:
@@ -54,8 +57,11 @@ def compare(
             where=f"{baseline.label}, {candidate.label}",
             hint="What both have can be compared if leaving out the rest is allowed.",
         )
+    own = margins or {}
     metrics = [
-        Comparing(task, metric, margin, confidence, seed, resamples).result()
+        Comparing(
+            task, metric, own.get(f"{task.task.name}.{metric.name}", margin), confidence, seed, resamples
+        ).result()
         for task in found.tasks
         for metric in task.metrics
     ]

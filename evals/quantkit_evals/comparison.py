@@ -147,6 +147,9 @@ class RuleResult:
         advice: what would decide it; empty when decided.
         is_required: False for a rule that is only reported.
         reason: why this limit, as the gate's file says; empty if it does not.
+        confidence: of the interval.
+
+    Of a metric that was asked for and of which nothing was scored, ``found`` is NaN and the verdict UNDECIDED.
     """
 
     rule: str
@@ -160,6 +163,7 @@ class RuleResult:
     advice: str = ""
     is_required: bool = True
     reason: str = ""
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +173,13 @@ class GateResult:
     Attributes:
         gate: its name (file).
         sha256: of the file.
+        unused: required patterns that fitted nothing that was measured, in words.
     """
 
     gate: str
     sha256: str
     rules: tuple[RuleResult, ...]
+    unused: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:

@@ -95,7 +95,7 @@ def compare_runs(a: str | Path, b: str | Path, settings: Settings, *, allow_left
         UsageError: they can't be compared, with the reason.
     """
     from .compare import compare
-    from .gate import check_gate, judge
+    from .gate import check_gate, judge, margins_of
     from .report.report import Judged, Report
     from .run_file import read_run
 
@@ -105,7 +105,7 @@ def compare_runs(a: str | Path, b: str | Path, settings: Settings, *, allow_left
     confidence = settings.gate.confidence if settings.gate else settings.confidence
     found = compare(
         baseline, candidate, margin=settings.margin, confidence=confidence, seed=settings.seed,
-        allow_left_out=allow_left_out,
+        allow_left_out=allow_left_out, margins=margins_of(settings.gate, candidate.tasks),
     )  # fmt: skip
     return Report((Judged(found, judge(settings.gate, found) if settings.gate else None),), settings.undecided)
 

@@ -1,8 +1,9 @@
 """Which items of two runs can be compared: the same question, asked in the same words.
 
 Everything that would make a difference mean something else is refused: other versions of a task, other prompts,
-other token counts, metrics of another kind, a KL divergence that was measured against another baseline. What only
-one run has is refused too, unless leaving it out was allowed, and then it is said.
+other token counts, metrics of another kind, another path or arithmetic of our engine, a KL divergence that was
+measured against another baseline. What only one run has is refused too, unless leaving it out was allowed, and
+then it is said.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from quantkit.errors import UsageError
 
+from .configuration import Configuration
 from .run import Item, Metric, Run, Task
 
 
@@ -49,14 +51,30 @@ def match(baseline: Run, candidate: Run) -> Match:
         UsageError: they share no task or a shared task can't be compared, with the reason.
     """
     matcher = _Matcher(baseline, candidate)
+    if why := other_arithmetic(baseline, Configuration.of_json(candidate.candidate.get("configuration"))):
+        raise UsageError(why, where=f"{baseline.label}, {candidate.label}", hint="Run both alike.")
     tasks = tuple(matcher.tasks())
-    if not tasks:
+    if not tasks and not any(baseline.task(task.name) for task in candidate.tasks):
         raise UsageError(
             "the runs share no task: nothing can be compared",
             where=f"{baseline.label}, {candidate.label}",
             hint=f"The baseline has {_names(baseline)}, the candidate has {_names(candidate)}.",
         )
     return Match(tasks, tuple(matcher.left_out), tuple(matcher.notes))
+
+
+def other_arithmetic(baseline: Run, configuration: Configuration | None) -> str | None:
+    """In what our engine ran otherwise for the baseline, of which differences would speak; None if alike."""
+    stated = Configuration.of_json(baseline.candidate.get("configuration"))
+    if stated is None or configuration is None:
+        return None
+    names = {"path": "path", "compute": "dtype", "fp8_activations": "fp8-activations"}
+    differ = [
+        f"--{said} ({getattr(stated, name)}, {getattr(configuration, name)})"
+        for name, said in names.items()
+        if getattr(stated, name) != getattr(configuration, name)
+    ]
+    return f"baseline and candidate ran differently: {', '.join(differ)}" if differ else None
 
 
 class _Matcher:
@@ -87,7 +105,8 @@ class _Matcher:
         self._check_baseline_of(task)
         items = sorted(self.candidate.items_of(task.name), key=lambda item: item.item)
         if not items:
-            raise UsageError("no items were scored", where=f"task {task.name}")
+            self._leave_out_whole(task, task)
+            return None
         return Matched(task, metrics, (), tuple(items))
 
     def _both(self, theirs: Task, task: Task) -> Matched | None:
@@ -105,12 +124,35 @@ class _Matcher:
         second = {item.item: item for item in self.candidate.items_of(task.name)}
         shared = sorted(first.keys() & second.keys())
         if not shared:
-            raise UsageError(f"the runs share no item of it{self._why()}", where=where)
+            self._leave_out_whole(theirs, task)
+            return None
+        self._check_path(theirs, task)
         for item in shared:
             self._check_item(task, first[item], second[item])
         self._say_missing(task, theirs, first.keys() - second.keys(), second.keys() - first.keys())
         return Matched(
             task, task.metrics, tuple(first[item] for item in shared), tuple(second[item] for item in shared)
+        )
+
+    def _leave_out_whole(self, theirs: Task, task: Task) -> None:
+        """No item was scored by both, for lack of room: whatever else was measured stands."""
+        skipped = (*task.skipped, *theirs.skipped)
+        if not skipped:
+            raise UsageError(f"the runs share no item of it{self._why()}", where=f"task {task.name}")
+        self.left_out.append(f"task {task.name}: no item was scored in both runs ({skipped[0].reason})")
+
+    def _check_path(self, theirs: Task, task: Task) -> None:
+        """Of our engine it must be one; what others do can't be chosen, and is said."""
+        if theirs.path == task.path:
+            return
+        if all(run.candidate.get("kind") == "engine" for run in (self.baseline, self.candidate)):
+            raise UsageError(
+                f"the runs scored it by different paths ({theirs.path}, {task.path})", where=f"task {task.name}",
+                hint="Run both with the same --path: else a difference is of the paths as well.",
+            )  # fmt: skip
+        self.notes.append(
+            f"task {task.name}: scored by different paths ({theirs.path} by the baseline, {task.path} by the "
+            "candidate), so that a difference may be theirs"
         )
 
     def _check_item(self, task: Task, first: Item, second: Item) -> None:

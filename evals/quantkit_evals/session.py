@@ -86,7 +86,7 @@ def evaluate(
         EnvironmentProblem: memory, a package, an endpoint.
     """
     from .compare import compare
-    from .gate import judge
+    from .gate import judge, margins_of
     from .harness.cache import check_cache
     from .report.report import Judged, Report
 
@@ -101,6 +101,7 @@ def evaluate(
     for run in runs:
         found: Comparison = compare(
             first, run, margin=settings.margin, confidence=confidence, seed=settings.seed,
+            margins=margins_of(settings.gate, run.tasks),
             allow_left_out=True,  # no room in one of them, not asked of a kept run: the report says it
         )  # fmt: skip
         found = replace(found, left_out=found.left_out + left_out)
@@ -123,6 +124,7 @@ def check(baseline: Candidate | Run, candidates: Sequence[Candidate], settings: 
     _check_names(settings)
     if isinstance(baseline, Run):
         _check_versions(baseline, settings)
+        _check_alike(baseline, candidates, settings)
     if settings.fidelity is not None and (why := _no_fidelity(baseline, candidates)):
         raise UsageError(
             why, where="--task fidelity", accepted="a baseline and candidates of our own engine",
@@ -133,7 +135,45 @@ def check(baseline: Candidate | Run, candidates: Sequence[Candidate], settings: 
 
         for one in candidates:
             configuration = one.configuration if isinstance(one, EngineCandidate) else None
-            check_gate(settings.gate, planned(one, settings), () if configuration is None else (configuration,))
+            tasks = planned(one, settings)
+            if isinstance(baseline, Run):
+                tasks = _had_by(baseline, tasks, settings.gate)
+            check_gate(settings.gate, tasks, () if configuration is None else (configuration,))
+
+
+def _had_by(baseline: Run, tasks: list[Planned], gate: Gate) -> list[Planned]:
+    """Those that a kept run has; a required rule about another one could judge nothing in the end."""
+    from .gate.refusal import applicable
+
+    had = [task for task in tasks if baseline.task(task.name)]
+    metrics = {
+        f"{task.name}.{metric.name}": metric for task in tasks if task not in had for metric in task.metrics
+    }
+    lacking = [name for rule, name in applicable(gate, metrics) if rule.required]
+    if lacking:
+        raise UsageError(
+            f"gate {gate.name} judges {', '.join(dict.fromkeys(lacking))}, which the baseline's run does not have",
+            where="--baseline", accepted=", ".join(task.name for task in baseline.tasks) or "a run with tasks",
+            hint="Evaluate the baseline again, or ask only what it was asked.",
+        )  # fmt: skip
+    return had
+
+
+def _check_alike(baseline: Run, candidates: Sequence[Candidate], settings: Settings) -> None:
+    """That a kept run was asked, and ran, as the candidates will: else its items would be refused in the end."""
+    from .candidates.engine import EngineCandidate
+    from .matching import other_arithmetic
+
+    asked = {"seed": settings.seed, "chat": settings.is_chat} if settings.tasks else {}
+    for name, now in asked.items():
+        if name in baseline.settings and baseline.settings[name] != now:
+            raise UsageError(
+                f"the baseline's run has {name} {baseline.settings[name]}, this evaluation {now}",
+                where="--baseline", hint=f"Give the same --{name}.",
+            )  # fmt: skip
+    for one in candidates:
+        if isinstance(one, EngineCandidate) and (why := other_arithmetic(baseline, one.configuration)):
+            raise UsageError(why, where=f"--baseline, {one.label}", hint="Evaluate with what the baseline had.")
 
 
 def _check_names(settings: Settings) -> None:
@@ -166,11 +206,21 @@ def fitting(
     baseline: Candidate | Run, candidates: Sequence[Candidate], settings: Settings
 ) -> tuple[Settings, tuple[str, ...]]:
     """The settings without fidelity where it is optional and can't be had, and what is left out, as a sentence."""
-    is_judged = settings.gate is not None and any(r.metric.startswith("fidelity.") for r in settings.gate.rules)
-    if settings.fidelity is None or not settings.is_fidelity_optional or not settings.tasks or is_judged:
+    if settings.fidelity is None or not settings.is_fidelity_optional or not settings.tasks:
+        return settings, ()
+    if settings.gate is not None and _judges_fidelity(settings.gate):
         return settings, ()
     why = _no_fidelity(baseline, candidates)
     return (replace(settings, fidelity=None), (f"task fidelity: {why}",)) if why else (settings, ())
+
+
+def _judges_fidelity(gate: Gate) -> bool:
+    """By name, or by a required pattern that fits."""
+    from .candidates.fidelity_task import METRICS, TASK
+    from .gate.refusal import applicable
+
+    metrics = {f"{TASK}.{metric.name}": metric for metric in METRICS}
+    return any(rule.required or not rule.is_pattern for rule, _ in applicable(gate, metrics))
 
 
 def _no_fidelity(baseline: Candidate | Run, candidates: Sequence[Candidate]) -> str | None:

@@ -96,7 +96,7 @@ _JUDGE = (
         help="Of non-inferiority of accuracies, where no gate says otherwise (default: 0.8).",
     ),
     click.option(
-        "--confidence", type=click.FloatRange(0.5, 1, max_open=True), default=0.95, metavar="C",
+        "--confidence", type=click.FloatRange(0.5, 0.999), default=0.95, metavar="C",
         help="Of intervals, where no gate says otherwise (default: 0.95).",
     ),
     click.option(

@@ -362,3 +362,20 @@ def test_items_that_would_decide_where_few_changed() -> None:
     assert 200 < needed < 700
     enough = [1, 0] * (needed // 2 + 1)
     assert only(compare(*accuracies(enough, enough))).non_inferiority.verdict is Verdict.PASS
+
+
+def test_another_path_or_arithmetic_of_our_engine_is_refused() -> None:
+    base, cand = accuracies([1, 0] * 40, [1, 0] * 40)
+    prefill = replace(base, tasks=(replace(base.tasks[0], path="prefill"),))
+    with pytest.raises(UsageError, match=r"task cloze: the runs scored it by different paths \(prefill, decode\)"):
+        compare(prefill, cand)
+    other = replace(cand, candidate={**cand.candidate, "kind": "transformers"})
+    assert "scored by different paths (prefill by the baseline, decode by the candidate)" in compare(
+        prefill, other
+    ).left_out[0]  # fmt: skip
+    made = [
+        replace(one, candidate={**one.candidate, "configuration": {"weights": "fp8", **stated}})
+        for one, stated in ((base, {"fp8_activations": "none"}), (cand, {"fp8_activations": "dynamic128"}))
+    ]
+    with pytest.raises(UsageError, match=r"ran differently: --fp8-activations \(none, dynamic128\)"):
+        compare(made[0], made[1])

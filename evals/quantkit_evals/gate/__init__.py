@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from .load import find_gate as find_gate
     from .load import gate_names as gate_names
     from .load import load_gate as load_gate
+    from .margins import margins_of as margins_of
     from .refusal import check_gate as check_gate
     from .schema import Gate as Gate
 
-_HOME = {"Gate": "schema", "check_gate": "refusal", "judge": "judging"}  # everything else lives in load
+# everything else lives in load
+_HOME = {"Gate": "schema", "check_gate": "refusal", "judge": "judging", "margins_of": "margins"}
 
-__all__ = ["Gate", "check_gate", "find_gate", "gate_names", "judge", "load_gate"]
+__all__ = ["Gate", "check_gate", "find_gate", "gate_names", "judge", "load_gate", "margins_of"]
 
 
 def __getattr__(name: str) -> Any:

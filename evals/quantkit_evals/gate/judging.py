@@ -14,13 +14,12 @@ from typing import Any
 
 from quantkit.errors import UsageError
 
-from ..comparison import Comparison, GateResult, Interval, MetricComparison, RuleResult, Verdict
+from ..comparison import UNBOUNDED, Comparison, GateResult, Interval, MetricComparison, RuleResult, Verdict
 from ..configuration import Configuration
 from ..paired.decision import items_to_decide, rounded, verdict
+from ..run import Task
 from .refusal import applicable, check_gate
 from .schema import Gate, Rule
-
-UNKNOWN = Interval(-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,48 @@ def judge(gate: Gate, comparison: Comparison) -> GateResult:
             where=f"gate {gate.name}", hint="Compare with the confidence of the gate.",
         )  # fmt: skip
     compared = {found.name: found for found in comparison.metrics}
-    check_gate(gate, _Compared.of(comparison), _configuration(comparison.candidate.candidate))
+    unscored = _unscored(comparison)
+    check_gate(gate, [*_Compared.of(comparison), *unscored], _configuration(comparison.candidate.candidate))
     metrics = {name: found.metric for name, found in compared.items()}
-    rules = tuple(
-        _result(rule, compared[name], gate)
-        for rule, name in applicable(gate, metrics)
-        if rule.required or rule.kind != "min_recovery" or compared[name].recovery is not None
-    )  # what is only reported must not stop a verdict: the report names what no rule judged
-    return GateResult(gate.name, gate.sha256, rules)
+    metrics |= {f"{task.name}.{metric.name}": metric for task in unscored for metric in task.metrics}
+    rules = []
+    applied = list(applicable(gate, metrics))
+    for rule, name in applied:
+        found = compared.get(name)
+        if found is None:
+            rules.append(_of_nothing(rule, name, gate))
+        elif rule.required or rule.kind != "min_recovery" or found.recovery is not None:
+            rules.append(_result(rule, found, gate))  # what is only reported must not stop a verdict
+    used = {id(rule) for rule, _ in applied}
+    unused = tuple(rule.words for rule in gate.rules if rule.required and id(rule) not in used)
+    return GateResult(gate.name, gate.sha256, tuple(rules), unused)
+
+
+def _unscored(comparison: Comparison) -> list[Task]:
+    """Tasks that both were asked and of which no item could be compared: a gate can't pass on them."""
+    compared = {found.task for found in comparison.metrics}
+    return [
+        task
+        for task in comparison.candidate.tasks
+        if task.name not in compared and comparison.baseline.task(task.name) is not None
+    ]
+
+
+def _of_nothing(rule: Rule, name: str, gate: Gate) -> RuleResult:
+    return RuleResult(
+        rule=f"{name} {rule.kind} {_plain(rule.limit)}",
+        name=name,
+        found=math.nan,
+        interval=UNBOUNDED,
+        limit=rule.limit,
+        unit="",
+        verdict=Verdict.UNDECIDED,
+        by=math.nan,
+        advice="no item of the task was scored in both runs",
+        is_required=rule.required,
+        reason=rule.reason,
+        confidence=gate.confidence,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +125,7 @@ def _result(rule: Rule, found: MetricComparison, gate: Gate) -> RuleResult:
     side = "high" if asked.is_upper else "low"
     outcome = verdict(asked.interval, **{side: asked.limit})
     by = asked.limit - asked.found if asked.is_upper else asked.found - asked.limit
-    advice = _advice(asked, found, gate.confidence) if outcome is Verdict.UNDECIDED else ""
+    advice = _advice(asked, found, rule.kind, gate.confidence) if outcome is Verdict.UNDECIDED else ""
     return RuleResult(
         rule=f"{found.name} {asked.words}",
         name=found.name,
@@ -105,13 +138,20 @@ def _result(rule: Rule, found: MetricComparison, gate: Gate) -> RuleResult:
         advice=advice,
         is_required=rule.required,
         reason=rule.reason,
+        confidence=gate.confidence,
     )
 
 
-def _advice(asked: _Asked, found: MetricComparison, confidence: float) -> str:
+def _advice(asked: _Asked, found: MetricComparison, kind: str, confidence: float) -> str:
     if found.num_clusters < 2:
         return "one independent item says nothing about its own error: score more of them"
-    needed = items_to_decide(asked.found, asked.interval, asked.limit, found.num_items, confidence)
+    if not (math.isfinite(asked.interval.low) and math.isfinite(asked.interval.high)):
+        return "how sure it is can't be told: in some of the resamples the baseline has none"
+    own = found.non_inferiority
+    if kind == "non_inferiority" and own is not None and math.isclose(100 * own.margin, abs(asked.limit)):
+        needed = own.needed_items  # that knows of few changes
+    else:
+        needed = items_to_decide(asked.found, asked.interval, asked.limit, found.num_items, confidence)
     if needed is None:
         return "the value is at the limit: no number of items would decide it if it stays there"
     return f"about {rounded(needed - found.num_items):,} more items would decide it if the value stays what it is"
@@ -140,7 +180,7 @@ def _recovery(rule: Rule, found: MetricComparison, confidence: float) -> _Asked:
             hint="A task that the baseline can't do says nothing about quantization.",
         )  # fmt: skip
     words = f"recovers at least {_plain(rule.limit)} %"
-    interval = _times(found.recovery_interval or UNKNOWN, 100.0)
+    interval = _times(found.recovery_interval or UNBOUNDED, 100.0)
     return _Asked(words, 100 * found.recovery, interval, rule.limit, "%", is_upper=False)
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr, model_validator
 
+MOST_CONFIDENCE = 0.999  # 5 of 10,000 resamples beyond an end
 LIMITS = ("max", "min", "max_ratio", "min_recovery", "non_inferiority")
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 
@@ -27,7 +28,8 @@ class Rule(Closed):
     metric: str = Field(
         pattern=r"^(.+\..+|.*\*.*)$",
         description="task.metric, such as cloze.acc. With * it holds for every metric that it fits (*.acc), and "
-        "may fit none as long as another required rule applies; without, the metric must have been measured.",
+        "may fit none as long as another required rule applies, which the report says; without, the metric must "
+        "have been measured.",
     )
     max: FiniteFloat | None = Field(default=None, description="Largest score of the candidate.")
     min: FiniteFloat | None = Field(default=None, description="Smallest score of the candidate.")
@@ -60,6 +62,11 @@ class Rule(Closed):
         return float(getattr(self, self.kind))
 
     @property
+    def words(self) -> str:
+        """As its file has it: ``*.acc (non_inferiority 0.8)``."""
+        return f"{self.metric} ({self.kind} {self.limit:.12g})"
+
+    @property
     def is_pattern(self) -> bool:
         return "*" in self.metric
 
@@ -70,7 +77,10 @@ class Gate(Closed):
     schema_version: Literal[1] = Field(description="Version of this schema.")
     name: str = Field(min_length=1, description="Short name.")
     description: str = Field(default="", description="One sentence for people.")
-    confidence: float = Field(default=0.95, ge=0.5, lt=1, description="Of the two-sided intervals.")
+    confidence: float = Field(
+        default=0.95, ge=0.5, le=MOST_CONFIDENCE,
+        description="Of the two-sided intervals; more than 0.999 the resamples can't resolve.",
+    )  # fmt: skip
     rules: tuple[Rule, ...] = Field(description="What must hold.")
     _sha256: str = PrivateAttr(default="")
 

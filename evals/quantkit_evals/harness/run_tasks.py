@@ -226,9 +226,10 @@ def _task_and_items(
                 context_tokens=model.answers.context_tokens.get(place),
             )
         )
-    if not items:
-        raise UsageError(f"no item could be scored; the first: {skipped[0].reason}", where=f"task {name}")
-    return Task(name, one.source.version, _path(one, model, candidate), metrics, tuple(skipped)), items
+    path = _path(one, model, candidate)
+    if not items and path == "prefill":  # nothing was scored at all: by which path it would have been
+        path = candidate.path
+    return Task(name, one.source.version, path, metrics, tuple(skipped)), items
 
 
 def _path(one: _Loaded, model: Any, candidate: Candidate) -> Literal["prefill", "decode", "generate", "unknown"]:

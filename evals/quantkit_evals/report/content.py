@@ -85,11 +85,24 @@ def content(report: Report) -> Iterator[Section]:
 def _said(judged: Judged) -> str:
     label = judged.label
     if judged.gate is None:
-        return f"{label}: no gate was asked for, {plural(len(judged.comparison.metrics), 'metric')} compared"
-    line = f"{label}: gate {judged.gate.gate}: required rules: "
+        compared = plural(len(judged.comparison.metrics), "metric")
+        return f"{label}: no gate was asked for, {compared} compared{_not_covered(judged)}"
+    line = f"{label}: gate {judged.gate.gate}, {wording.percent(judged.comparison.confidence)} confidence: "
+    line += "required rules: "
     line += _counts([rule.verdict for rule in judged.gate.rules if rule.is_required]) or "none"
     reported = _counts([rule.verdict for rule in judged.gate.rules if not rule.is_required])
-    return f"{line} (reported only: {reported})" if reported else line
+    return (f"{line} (reported only: {reported})" if reported else line) + _not_covered(judged)
+
+
+def _not_covered(judged: Judged) -> str:
+    """What the verdict is not about, in the same line as it."""
+    tasks, metrics = len(judged.left_out()), len(judged.only_reported()) + len(judged.unjudged())
+    said = [
+        f"{plural(tasks, 'task')} left out" if tasks else "",
+        f"{plural(metrics, 'metric')} only reported" if judged.gate is not None and metrics else "",
+        f"limited to {plural(judged.limit, 'item')} of each task" if judged.limit is not None else "",
+    ]
+    return "".join(f"; {one}" for one in said if one)
 
 
 def _counts(verdicts: Sequence[Verdict]) -> str:
@@ -129,14 +142,14 @@ def _undecided(judged: Judged) -> Iterator[Section]:
     """What is undecided, and what would settle it: rules, then margins that no rule names."""
     rules = [] if judged.gate is None else [r for r in judged.gate.rules if r.verdict is Verdict.UNDECIDED]
     lines = [wording.rule_line(rule) for rule in rules]
-    named = {rule.name for rule in rules}
+    named = set() if judged.gate is None else {rule.name for rule in judged.gate.rules}
     for metric in judged.comparison.metrics:
         found = metric.non_inferiority
         if found is None or found.verdict is not Verdict.UNDECIDED or metric.name in named:
             continue
         lines.append(
             f"{metric.name} at most {wording.points(found.margin, sign=False)} points worse (no rule): "
-            f"{wording.needed(found, metric.num_items)}"
+            f"{wording.needed(metric)}"
         )
     if lines:
         yield Section("undecided", f"Undecided: {judged.label}", lines=tuple(lines), label=judged.label)
@@ -151,7 +164,7 @@ def _figures(judged: Judged) -> Iterator[Section]:
         return
     columns = (
         "metric", ">items (clusters)", ">baseline", ">candidate", ">difference",
-        f">{_percent(comparison.confidence)} interval", "path",
+        f">{wording.percent(comparison.confidence)} interval", "path",
     )  # fmt: skip
     rows = tuple(_score_row(judged, metric) for metric in comparison.metrics)
     yield Section("figures", f"Figures: {against}", Table(columns, rows), (), label)
@@ -175,9 +188,9 @@ def _score_row(judged: Judged, found: MetricComparison) -> tuple[str, ...]:
 
 def _loss_row(found: MetricComparison) -> tuple[str, ...]:
     margin = found.non_inferiority
-    within = wording.non_inferiority(margin, found.num_items)
+    within = wording.non_inferiority(found)
     if margin is not None:
-        within = f"at most {wording.points(margin.margin, sign=False)} points worse: {within}"
+        within = f"margin {wording.points(margin.margin, sign=False)} points: {within}"
     return (
         found.name, wording.recovery(found), wording.ratio(found), wording.flips(found.flips),
         wording.p_value(found.p_adjusted), within,
@@ -249,8 +262,8 @@ def _tokens(judged: Judged, task: str) -> str:
 def _reading(report: Report) -> Iterator[str]:
     shares = sorted({judged.comparison.confidence for judged in report.judged})
     yield (
-        f"± is one standard error; intervals are of {' or '.join(map(_percent, shares))} confidence. Both are "
-        "clustered where items share a document."
+        f"± is one standard error; intervals are of {' or '.join(map(wording.percent, shares))} confidence. Both "
+        "are clustered where items share a document."
     )
     yield (
         "Differences are candidate minus baseline: of accuracies in points (percent minus percent), of "
@@ -268,13 +281,10 @@ def _reading(report: Report) -> Iterator[str]:
     yield (
         f"{DASH}: the metric has no such figure. Metrics of the pair (KL divergence) are measured between both "
         "and have no baseline, difference or p; recovery is of accuracies and perplexities, lost / gained and "
-        "non-inferiority of accuracies, ratio of perplexities."
+        "non-inferiority (whether the whole interval is within a margin, beyond it, or undecided; the margin is "
+        "that of the gate's rule, else --margin) of accuracies and shares, ratio of perplexities."
     )
 
 
 def _numbered(name: str, count: int) -> Sequence[str]:
     return [name] if count == 1 else [f"{name} {number}" for number in range(1, count + 1)]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:g} %"

@@ -2,7 +2,8 @@
 
 ``document.schema.json`` beside this module describes it (JSON Schema 2020-12) and is part of the contract: a key
 is added under the same version, one that is renamed or means something else raises it. Fractions stay fractions
-here, whatever the other forms show. A number that is not finite is null, and ``gaps`` says why.
+here, whatever the other forms show. A number that is not finite is null, and ``gaps`` says why where it is a
+score, an error, a difference or its interval.
 
 What is left out: the records of the items, which stand in the runs.
 """
@@ -105,7 +106,7 @@ def _metric(found: MetricComparison, judged: Judged) -> dict[str, Any]:
 def _gate(gate: GateResult) -> dict[str, Any]:
     return {
         "name": gate.gate, "sha256": gate.sha256, "verdict": gate.verdict.value,
-        "rules": [_rule(rule) for rule in gate.rules],
+        "rules": [_rule(rule) for rule in gate.rules], "unused": list(gate.unused),
     }  # fmt: skip
 
 

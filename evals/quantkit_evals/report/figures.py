@@ -67,7 +67,7 @@ def _difference(judged: Judged, found: MetricComparison, label: str) -> Estimate
     value = factor * found.difference.value if found.difference else math.nan
     margin = found.non_inferiority
     limits, verdict = _limits(judged, found, value)
-    if margin is not None:
+    if margin is not None and not limits:  # a gate's rule is what decides
         limit = factor * (-margin.margin if found.metric.is_higher_better else margin.margin)
         limits, verdict = (limit,), margin.verdict
     note = f"{wording.bare_difference(found)} {wording.interval(found)}"
@@ -177,16 +177,20 @@ def _point(point: CurvePoint | None) -> str:
 
 
 def _flips(report: Report) -> Iterator[Figure]:
-    found = [(label, metric.flips, metric.num_items) for _, metric, label in _metrics(report) if metric.flips]
+    found = [(label, metric.flips, metric) for _, metric, label in _metrics(report) if metric.flips]
     if not found:
         return
     title = "Flips: items that changed"
     rows = [Change(label, change.lost, change.gained) for label, change, _ in found]
     columns = ("", ">lost", ">gained", ">of", ">p, exact", ">p, mid")
     numbers = tuple(
-        (label, f"{change.lost:,}", f"{change.gained:,}", f"{items:,}", wording.p_value(change.p_exact),
-         wording.p_value(change.p_mid))
-        for label, change, items in found
+        (label, f"{change.lost:,}", f"{change.gained:,}", f"{metric.num_items:,}",
+         *((wording.DASH,) * 2 if metric.num_clusters < metric.num_items else
+           (wording.p_value(change.p_exact), wording.p_value(change.p_mid))))
+        for label, change, metric in found
     )  # fmt: skip
-    note = "Lost: right with the baseline, wrong with the candidate. p: McNemar's test, for independent items."
+    note = (
+        "Lost: right with the baseline, wrong with the candidate. p: McNemar's test, of independent items only; "
+        "that of clustered ones stands with the margins (p adjusted)."
+    )
     yield Figure(title, note, flips("flips", title, rows), Table(columns, numbers))

@@ -57,9 +57,10 @@ def _asked_otherwise(judged: Judged) -> Iterator[str]:
 
 def _few(judged: Judged) -> Iterator[str]:
     """A trial run, which should not pass for the whole."""
-    limit = judged.comparison.candidate.settings.get("limit")
-    if isinstance(limit, int):
-        yield f"{judged.label}: only {limit} items of each task were asked at most (--limit), fidelity aside"
+    if judged.limit is not None:
+        yield (
+            f"{judged.label}: only {judged.limit} items of each task were asked at most (--limit), fidelity aside"
+        )
 
 
 def _unproven(judged: Judged) -> Iterator[str]:
@@ -109,3 +110,8 @@ def _unjudged(judged: Judged) -> Iterator[str]:
         return
     if names := [metric.name for metric in judged.unjudged()]:
         yield f"{judged.label}: no rule of gate {judged.gate.gate} judges {', '.join(names)}"
+    if names := [metric.name for metric in judged.only_reported()]:
+        yield f"{judged.label}: only reported by gate {judged.gate.gate}, never decided: {', '.join(names)}"
+    if judged.gate.unused:
+        unused = ", ".join(judged.gate.unused)
+        yield f"{judged.label}: required rules of gate {judged.gate.gate} that nothing measured fits: {unused}"

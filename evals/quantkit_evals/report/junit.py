@@ -129,7 +129,7 @@ def _figures(judged: Judged, found: MetricComparison) -> Iterator[tuple[str, str
         "baseline": wording.score(metric, found.baseline, clusters), "difference": wording.difference(found),
         "interval": wording.interval(found), "recovery": wording.recovery(found), "ratio": wording.ratio(found),
         "lost / gained": wording.flips(found.flips), "p adjusted": wording.p_value(found.p_adjusted),
-        "non-inferiority": wording.non_inferiority(found.non_inferiority, found.num_items),
+        "non-inferiority": wording.non_inferiority(found),
     }  # fmt: skip
     yield from ((f"{found.name}.{name}", text) for name, text in figures.items() if text != wording.DASH)
 

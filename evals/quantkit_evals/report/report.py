@@ -47,6 +47,26 @@ class Judged:
         """Metrics that no rule names."""
         return [metric for metric in self.comparison.metrics if not self.rules(metric.name)]
 
+    def only_reported(self) -> list[MetricComparison]:
+        """Metrics whose rules never decide."""
+        rules = {metric.name: self.rules(metric.name) for metric in self.comparison.metrics}
+        return [
+            metric for metric in self.comparison.metrics
+            if rules[metric.name] and not any(rule.is_required for rule in rules[metric.name])
+        ]  # fmt: skip
+
+    def left_out(self) -> list[str]:
+        """Tasks of either run that were not compared."""
+        compared = {metric.task for metric in self.comparison.metrics}
+        runs = (self.comparison.baseline, self.comparison.candidate)
+        return list(dict.fromkeys(task.name for run in runs for task in run.tasks if task.name not in compared))
+
+    @property
+    def limit(self) -> int | None:
+        """Items of each task that were asked at most, in a trial run."""
+        limit = self.comparison.candidate.settings.get("limit")
+        return limit if isinstance(limit, int) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 
-from ..comparison import Flips, Interval, MetricComparison, NonInferiority, RuleResult, Score, Verdict
+from ..comparison import Flips, Interval, MetricComparison, RuleResult, Score, Verdict
 from ..paired.decision import rounded
 from ..run import Metric
 
@@ -18,6 +18,8 @@ DASH = "–"
 _SMALL = 1e-9  # shown as 0: rounding of the arithmetic, not a difference
 
 WORDS = {Verdict.PASS: "holds", Verdict.FAIL: "does not hold", Verdict.UNDECIDED: "undecided"}
+_MARGINS = {Verdict.PASS: "within", Verdict.FAIL: "beyond", Verdict.UNDECIDED: "undecided"}  # no gate's words
+_MOST_DIGITS = 12
 
 
 def is_known(value: float | None) -> bool:
@@ -131,19 +133,23 @@ def flips(found: Flips | None) -> str:
     return DASH if found is None else f"{found.lost:,} / {found.gained:,}"
 
 
-def non_inferiority(found: NonInferiority | None, num_items: int) -> str:
+def non_inferiority(found: MetricComparison) -> str:
     """``undecided, about 5,200 items (now 2,500)``."""
-    if found is None:
+    own = found.non_inferiority
+    if own is None:
         return DASH
-    word = WORDS[found.verdict]
-    return f"{word}, {needed(found, num_items)}" if found.verdict is Verdict.UNDECIDED else word
+    word = _MARGINS[own.verdict]
+    return f"{word}, {needed(found)}" if own.verdict is Verdict.UNDECIDED else word
 
 
-def needed(found: NonInferiority, num_items: int) -> str:
+def needed(found: MetricComparison) -> str:
     """How many items would settle it."""
-    if found.needed_items is None:
+    if not (math.isfinite(found.interval.low) and math.isfinite(found.interval.high)):
+        return "since nothing is known of its error"
+    count = found.non_inferiority.needed_items if found.non_inferiority else None
+    if count is None:
         return "and no number of items would settle it if the difference stays what it is"
-    return f"about {rounded(found.needed_items):,} items would settle it (now {num_items:,})"
+    return f"about {rounded(count):,} items would settle it (now {found.num_items:,})"
 
 
 def rule_found(rule: RuleResult) -> str:
@@ -153,7 +159,9 @@ def rule_found(rule: RuleResult) -> str:
 
 
 def rule_limit(rule: RuleResult) -> str:
-    return figure(rule.limit, rule_form(rule), rule.unit)
+    """As it was written: rounded only where that changes nothing."""
+    text = format(rule.limit, rule_form(rule))
+    return figure(rule.limit, rule_form(rule) if float(text) == rule.limit else ".12g", rule.unit)
 
 
 def rule_by(rule: RuleResult) -> str:
@@ -165,20 +173,43 @@ def rule_by(rule: RuleResult) -> str:
 
 
 def rule_form(rule: RuleResult) -> str:
-    """Digits for the numbers of a rule: two decimals of percent and points, else enough for the limit's size."""
+    """Digits for the numbers of a rule: two decimals of percent and points, else enough for the limit's size; and
+    as many as tell the value and the ends of its interval from the limit."""
+    numbers = [v for v in (rule.found, rule.interval.low, rule.interval.high) if math.isfinite(v)]
     if rule.unit in ("%", "points"):
-        return ".2f"
-    largest = max((abs(v) for v in (rule.found, rule.limit) if math.isfinite(v)), default=1.0)
-    return ".4f" if largest >= 0.1 else ".3g"
+        digits, kind = 2, "f"
+    else:
+        largest = max((abs(v) for v in (rule.found, rule.limit) if math.isfinite(v)), default=1.0)
+        digits, kind = (4, "f") if largest >= 0.1 else (3, "g")
+    if kind == "f":
+        digits = max(digits, len(f"{rule.limit:.12g}".partition(".")[2]))  # those of the limit as it was written
+    while digits < _MOST_DIGITS and any(_is_hidden(v, rule.limit, f".{digits}{kind}") for v in numbers):
+        digits += 1
+    return f".{digits}{kind}"
+
+
+def _is_hidden(value: float, limit: float, form: str) -> bool:
+    """Whether rounding makes a value the limit that it is not (rounding of the arithmetic aside)."""
+    is_other = not math.isclose(value, limit, rel_tol=1e-9, abs_tol=_SMALL)
+    return is_other and format(value, form) == format(limit, form)
 
 
 def rule_line(rule: RuleResult) -> str:
     """One sentence: what was asked, found, and how far off that is."""
-    line = f"{rule.rule}: found {rule_found(rule)}, limit {rule_limit(rule)}, {rule_by(rule)}"
+    if math.isnan(rule.found) and rule.advice:
+        return f"{rule.rule}: nothing was found: {rule.advice}"
+    line = (
+        f"{rule.rule}: found {rule_found(rule)} at {percent(rule.confidence)} confidence, "
+        f"limit {rule_limit(rule)}, {rule_by(rule)}"
+    )
     if rule.verdict is Verdict.UNDECIDED:
         is_finite = math.isfinite(rule.interval.low) and math.isfinite(rule.interval.high)
         line += "; the interval reaches across the limit" if is_finite else "; its interval is not known"
     return f"{line}; {rule.advice}" if rule.advice else line
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g} %"
 
 
 def plural(count: int, noun: str) -> str:

@@ -164,3 +164,22 @@ def test_figures_of_prefill_do_not_judge_what_decodes(candidate: Configuration, 
 def test_metrics_of_lm_eval_with_filters_are_reached() -> None:
     strict = type(ACC)("exact_match,strict-match", "accuracy", True, "%")
     check_gate(find_gate("accuracy"), [task("gsm8k", strict, path="generate")])
+
+
+def test_the_gate_accuracy_reaches_every_accuracy() -> None:
+    from quantkit_evals.tasks.named import _RIGHT_OR_WRONG
+    from quantkit_evals.tasks.source import METRIC
+
+    names = {name for name, metric in METRIC.items() if metric.is_percent}
+    names |= _RIGHT_OR_WRONG | {f"{name},flexible-extract" for name in _RIGHT_OR_WRONG}
+    found = find_gate("accuracy")
+    judged = {name for rule, name in found.applied(f"t.{name}" for name in names) if rule.required}
+    assert judged == {f"t.{name}" for name in names}
+
+
+@pytest.mark.parametrize("confidence", [0.9995, 0.9999])
+def test_a_confidence_that_resamples_cannot_resolve_is_refused(tmp_path: Path, confidence: float) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text(f"schema_version: 1\nname: g\nconfidence: {confidence}\nrules: [{{metric: a.acc, min: 1}}]\n")
+    with pytest.raises(UsageError, match=r"confidence"):
+        load_gate(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ import pytest
 from quantkit.errors import UsageError
 from quantkit_evals.compare import compare
 from quantkit_evals.comparison import Comparison, Interval, RuleResult, Verdict
-from quantkit_evals.gate import Gate, judge
+from quantkit_evals.gate import Gate, judge, margins_of
+from quantkit_evals.report.content import verdict_line
+from quantkit_evals.report.document import document
+from quantkit_evals.report.figures import figures
+from quantkit_evals.report.gaps import gaps
+from quantkit_evals.report.junit import junit_xml
+from quantkit_evals.report.markdown import markdown
+from quantkit_evals.report.report import Report
 from quantkit_evals.run import Metric
 from tests.evals.runs import ACC, KL, PERPLEXITY, items, run, task
 
@@ -179,3 +187,61 @@ def test_a_baseline_at_zero_cannot_be_recovered() -> None:
     made = [run(n, [task("cloze")], items("cloze", {"acc": [0] * 60})) for n in "ab"]
     with pytest.raises(UsageError, match="the baseline scores 0"):
         judge(gate({"metric": "cloze.acc", "min_recovery": 99}), compare(*made))
+
+
+def test_required_patterns_that_fit_nothing_are_told(found: Comparison) -> None:
+    rules = ({"metric": "fidelity.kl", "max": 1}, {"metric": "*.exact_match", "non_inferiority": 1})
+    result = judge(gate(*rules), found)
+    assert result.verdict is Verdict.PASS and result.unused == ("*.exact_match (non_inferiority 1)",)
+    report = Report.of(found, result)
+    assert any("that nothing measured fits: *.exact_match (non_inferiority 1)" in line for line in gaps(report))
+    assert document(report)["candidates"][0]["gate"]["unused"] == ["*.exact_match (non_inferiority 1)"]
+
+
+def test_what_is_only_reported_is_told(found: Comparison) -> None:
+    rules = ({"metric": "fidelity.kl", "max": 1}, {"metric": "*", "min_recovery": 1, "required": False})
+    report = Report.of(found, judge(gate(*rules), found))
+    assert "mine, 95 % confidence" in verdict_line(report) and "; 3 metrics only reported" in verdict_line(report)
+    assert any("never decided: cloze.acc, text.perplexity" in line for line in gaps(report))
+
+
+def test_a_rule_and_the_margin_of_the_comparison_say_the_same() -> None:
+    """The tightest required rule's margin, in every form of the report, whatever --margin is."""
+    first = np.r_[np.ones(12000), np.zeros(8000)]
+    second = first.copy()
+    second[:100], second[12000:12040] = 0, 1
+    runs = [run(n, [task("cloze")], items("cloze", {"acc": v})) for n, v in (("b", first), ("c", second))]
+    rules = gate(
+        {"metric": "cloze.acc", "non_inferiority": 0.1}, {"metric": "*.acc", "non_inferiority": 3},
+        {"metric": "*", "non_inferiority": 0.01, "required": False},
+    )  # fmt: skip
+    own = margins_of(rules, runs[1].tasks)
+    assert own == {"cloze.acc": 0.001}
+    compared = compare(*runs, margins=own)
+    report = Report.of(compared, judge(rules, compared))
+    (metric,) = compared.metrics
+    assert metric.non_inferiority.verdict is Verdict.FAIL is report.judged[0].gate.rules[0].verdict
+    text = markdown(report)
+    assert "margin 0.10 points: beyond" in text and "0.80" not in text and "no rule" not in text
+    (row,) = next(figure for figure in figures(report) if figure.title.startswith("Differences")).table.rows
+    assert row[3] == "does not hold"
+    assert "cloze.acc.non-inferiority" in (xml := junit_xml(report, made=datetime.now(UTC)).decode())
+    assert 'value="beyond"' in xml
+
+
+def test_an_error_that_is_not_known_is_no_value_at_the_limit() -> None:
+    first = np.zeros(300)
+    first[:3] = 1
+    second = first.copy()
+    second[0] = 0
+    runs = [run(n, [task("cloze")], items("cloze", {"acc": v})) for n, v in (("b", first), ("c", second))]
+    (result,) = judge(gate({"metric": "cloze.acc", "min_recovery": 99}), compare(*runs)).rules
+    assert "at the limit" not in result.advice and "how sure it is can't be told" in result.advice
+
+
+def test_few_flips_of_a_rule_take_as_many_items_as_the_comparison_says() -> None:
+    runs = [run(n, [task("cloze")], items("cloze", {"acc": [1, 0] * 50})) for n in "ab"]
+    rules = gate({"metric": "cloze.acc", "non_inferiority": 0.8})
+    compared = compare(*runs, margins=margins_of(rules, runs[1].tasks))
+    (result,) = judge(rules, compared).rules
+    assert int(result.advice.split()[1].replace(",", "")) < 700

@@ -10,6 +10,7 @@ import pytest
 from quantkit_evals.comparison import Interval, NonInferiority, Score, Verdict
 from quantkit_evals.report import wording
 from quantkit_evals.report.content import content, title, verdict_line
+from quantkit_evals.report.figures import figures
 from quantkit_evals.report.gaps import gaps
 from quantkit_evals.report.report import Judged, Outcome, Report
 from quantkit_evals.run import Metric, Skipped, Task
@@ -81,12 +82,14 @@ def test_units() -> None:
 
 
 def test_undecided_says_how_many_items() -> None:
-    found = NonInferiority(0.008, 0.95, Verdict.UNDECIDED, 5200)
-    assert wording.non_inferiority(found, 2500) == "undecided, about 5,200 items would settle it (now 2,500)"
-    odd = NonInferiority(0.008, 0.95, Verdict.UNDECIDED, 10_136)
-    assert "about 11,000 items would settle it" in wording.non_inferiority(odd, 20)  # no false precision
-    never = NonInferiority(0.008, 0.95, Verdict.UNDECIDED, None)
-    assert "no number of items" in wording.non_inferiority(never, 2500)
+    found = builder.accuracy(-0.006, 0.008, Verdict.UNDECIDED)
+    assert wording.non_inferiority(found) == "undecided, about 5,200 items would settle it (now 2,500)"
+    odd = replace(found, non_inferiority=NonInferiority(0.008, 0.95, Verdict.UNDECIDED, 10_136))
+    assert "about 11,000 items would settle it" in wording.non_inferiority(odd)  # no false precision
+    never = replace(found, non_inferiority=NonInferiority(0.008, 0.95, Verdict.UNDECIDED, None))
+    assert "no number of items" in wording.non_inferiority(never)
+    unknown = replace(never, interval=Interval(-math.inf, math.inf))
+    assert wording.non_inferiority(unknown) == "undecided, since nothing is known of its error"
     (section,) = [s for s in content(builder.measured_undecided()) if s.key == "undecided"]
     assert section.lines == (
         "cloze.acc at most 0.80 points worse (no rule): about 5,200 items would settle it (now 2,500)",
@@ -96,11 +99,14 @@ def test_undecided_says_how_many_items() -> None:
 def test_rules_say_by_how_much() -> None:
     line = wording.rule_line(kl_rule(Verdict.FAIL))
     assert line == (
-        "fidelity.kl at most 0.0005: found 0.00071 nats/token (0.00067 to 0.00075), limit 0.0005 nats/token, "
-        "0.00021 nats/token beyond the limit"
+        "fidelity.kl at most 0.0005: found 0.00071 nats/token (0.00067 to 0.00075) at 95 % confidence, "
+        "limit 0.0005 nats/token, 0.00021 nats/token beyond the limit"
     )
     line = wording.rule_line(points_rule())
-    assert "found -0.60 points (-1.40 to +0.20), limit -0.80 points, 0.20 points inside the limit" in line
+    assert (
+        "found -0.60 points (-1.40 to +0.20) at 95 % confidence, limit -0.80 points, 0.20 points inside the limit"
+        in line
+    )
     assert line.endswith(
         "reaches across the limit; about 2,700 more items would decide it if the value stays what it is"
     )
@@ -111,7 +117,8 @@ def test_rules_say_by_how_much() -> None:
 
 def test_the_verdict_counts_what_is_only_reported() -> None:
     assert verdict_line(builder.passed()) == (
-        "PASSED: dual+fp8: gate default: required rules: 1 passed (reported only: 1 undecided)"
+        "PASSED: dual+fp8: gate default, 95 % confidence: required rules: 1 passed (reported only: 1 undecided); "
+        "3 metrics only reported"
     )
 
 
@@ -178,3 +185,37 @@ def test_gaps_name_items_and_reasons() -> None:
     )
     assert not any("dual: a was scored by prefill" in line for line in lines)
     assert any("no rule of gate default judges fidelity.perplexity" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("found", "interval", "limit", "unit", "said"),
+    [
+        (1.01003, Interval(1.010021, 1.01004), 1.01, "",
+         "found 1.01003 (1.01002 to 1.01004) at 95 % confidence, limit 1.01000, 0.00003 beyond"),
+        (99.99, Interval(99.98, 99.992), 99.995, "%",
+         "found 99.990 % (99.980 to 99.992) at 95 % confidence, limit 99.995 %, 0.005 % beyond"),
+        (1.2, Interval(1.1, 1.3), 1.23456, "", "limit 1.23456, 0.03456 inside"),
+    ],
+)  # fmt: skip
+def test_rounding_hides_no_difference(
+    found: float, interval: Interval, limit: float, unit: str, said: str
+) -> None:
+    is_upper = unit == ""
+    by = limit - found if is_upper else found - limit
+    rule = replace(
+        kl_rule(Verdict.FAIL), found=found, interval=interval, limit=limit, unit=unit, verdict=Verdict.FAIL, by=by
+    )
+    assert said in wording.rule_line(rule)
+
+
+def test_flips_of_clustered_items_show_no_test_of_independent_ones() -> None:
+    (clustered,) = [f for f in figures(builder.measured()) if f.title.startswith("Flips")]
+    assert clustered.table.rows[0][-2:] == (wording.DASH, wording.DASH)
+    alone = replace(builder.accuracy(), num_clusters=2500)
+    (single,) = [f for f in figures(Report.of(builder.comparison("dual", alone))) if f.title.startswith("Flips")]
+    assert single.table.rows[0][-2:] == ("0.596", "0.512")
+
+
+def test_the_words_of_a_margin_are_no_gates() -> None:
+    (losses,) = [s for s in content(builder.measured()) if s.key == "losses"]
+    assert losses.table is not None and losses.table.rows[0][-1] == "margin 0.80 points: within"

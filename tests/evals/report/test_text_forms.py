@@ -40,7 +40,8 @@ def test_markdown_tables_are_whole(name: str) -> None:
 
 def test_markdown_begins_with_the_verdict() -> None:
     lines = markdown(builder.failed()).splitlines()
-    assert lines[0] == "**FAILED: dual+fp8: gate default: required rules: 1 failed (reported only: 1 undecided)**"
+    said = "required rules: 1 failed (reported only: 1 undecided); 3 metrics only reported"
+    assert lines[0] == f"**FAILED: dual+fp8: gate default, 95 % confidence: {said}**"
     assert "| FAILED | fidelity.kl at most 0.0005 |" in markdown(builder.failed())
     assert "| fidelity.kl | 64 | – | 0.00071 ± 0.00002 nats/token | – | (0.00067 to 0.00075) |" in "\n".join(lines)
 
