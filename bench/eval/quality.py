@@ -27,6 +27,7 @@ from quantkit_evals.evaluation import evaluate_model, tasks_of
 from quantkit_evals.gate import find_gate
 from quantkit_evals.harness.cache import default_cache
 from quantkit_evals.report.report import Judged, Report
+from quantkit_evals.report.wording import difference_unit, unit_of
 from quantkit_evals.session import Settings
 from quantkit_serve.start.servable import Servable
 
@@ -88,11 +89,13 @@ def table_row(method: str, judged: Judged) -> str:
 
 def rows_of(method: str, judged: Judged) -> Iterator[Row]:
     for found in judged.comparison.metrics:
+        is_own = found.difference is None
         value = found.candidate.value if found.difference is None else found.difference.value
-        title = f"{method}, {judged.label}: {found.name}"
-        yield Row(title, value, found.metric.unit)
-        yield Row("  95 % confidence, from", found.interval.low, found.metric.unit)
-        yield Row("  to", found.interval.high, found.metric.unit)
+        factor = 100 if found.metric.is_percent else 1
+        unit = unit_of(found.metric) if is_own else difference_unit(found.metric)
+        yield Row(f"{method}, {judged.label}: {found.name}", factor * value, unit)
+        yield Row("  95 % confidence, from", factor * found.interval.low, unit)
+        yield Row("  to", factor * found.interval.high, unit)
 
 
 def main() -> None:

@@ -1,13 +1,15 @@
 """``quantkit eval`` as a library: from a model and wishes to a report that is kept.
 
 tasks_of        names and a suite -> what ``session.Settings`` needs of them
-evaluate_model  choose candidates, evaluate, keep runs and report
+measure_model   choose candidates, evaluate; runs and report can be kept then
+evaluate_model  the same, kept
 compare_runs    two runs from disk
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +51,38 @@ def tasks_of(suite: str | None, names: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A verdict, and what is still to be kept of it.
+
+    Attributes:
+        report: all that was found.
+        keeping: each writes something and says what, in lines; EnvironmentProblem if the disk refuses.
+    """
+
+    report: Report
+    keeping: tuple[Callable[[], list[str]], ...]
+
+
 def evaluate_model(
     model: Servable, choice: Choice, settings: Settings, *, output: str | Path | None = None,
     is_attached: bool = True, on_progress: OnProgress = lambda _: None, say: Say = lambda _: None,
 ) -> Report:  # fmt: skip
-    """Evaluate a model's configurations, and keep what was found.
+    """Evaluate a model's configurations, and keep what was found: ``measure_model``, kept at once."""
+    found = measure_model(
+        model, choice, settings, output=output, is_attached=is_attached, on_progress=on_progress, say=say
+    )
+    for keep in found.keeping:
+        for line in keep():
+            say(line)
+    return found.report
+
+
+def measure_model(
+    model: Servable, choice: Choice, settings: Settings, *, output: str | Path | None = None,
+    is_attached: bool = True, on_progress: OnProgress = lambda _: None, say: Say = lambda _: None,
+) -> Measured:  # fmt: skip
+    """Evaluate a model's configurations; keeping what was found is the caller's, who has the verdict by then.
 
     Args:
         output: directory for the runs and the report.
@@ -63,8 +92,8 @@ def evaluate_model(
         QuantkitError: see ``choose`` and ``evaluate``; EnvironmentProblem if results can't be kept, before
             anything is measured.
     """
-    from .report.attach import attach, check_attachable
-    from .report.keep import check_folder, keep
+    from .report.attach import check_attachable
+    from .report.keep import check_folder
 
     baseline, candidates = choose(model, choice)
     check(baseline, candidates, fitting(baseline, candidates, settings)[0])
@@ -79,12 +108,17 @@ def evaluate_model(
     if output is not None:
         check_folder(Path(output))
     report = evaluate(baseline, candidates, settings, on_progress=on_progress, say=say)
+    return Measured(report, tuple(_keeping(report, None if output is None else Path(output), artifact)))
+
+
+def _keeping(report: Report, output: Path | None, artifact: Artifact | None) -> Iterator[Callable[[], list[str]]]:
+    from .report.attach import attach
+    from .report.keep import keep
+
     if output is not None:
-        say(f"wrote {keep(report, Path(output))}")
+        yield lambda: [f"wrote {keep(report, output)}"]
     if artifact is not None:
-        for folder in attach(artifact, report).candidates:
-            say(f"attached {folder}")
-    return report
+        yield lambda: [f"attached {folder}" for folder in attach(artifact, report).candidates]
 
 
 def compare_runs(a: str | Path, b: str | Path, settings: Settings, *, allow_left_out: bool = False) -> Report:

@@ -51,12 +51,21 @@ class Progress(Protocol):
 # What would move the cursor, break a line or reverse the text: names of tensors and files come from strangers.
 _CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _LINES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# What a step of GitHub Actions would obey: `::` at the beginning of a line, blanks aside, and `##[` anywhere.
+_COMMANDS = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """Text with its control characters spelt out (``\\x1b``); ``lines``: line ends are meant and stay."""
+    """Text with its control characters spelt out (``\\x1b``); ``lines``: line ends are meant and stay.
+
+    In a step of GitHub Actions also without workflow commands, which a blank breaks (actions/runner,
+    ActionCommand.cs).
+    """
     controls = _CONTROLS if lines else _LINES
-    return controls.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    text = controls.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return text
+    return _COMMANDS.sub(lambda match: f"{match[0][:-1]} {match[0][-1]}", text)
 
 
 def document(value: Any) -> str:

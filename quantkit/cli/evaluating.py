@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -183,38 +183,66 @@ class Reporting:
                 _check_file(option, Path(path).absolute())
         check_step_summary()
 
-    def write(self, report: Report, out: Console) -> None:
-        """To stdout, to the files that were asked for, and to GitHub where this is one of its steps.
+    def finish(self, report: Report, out: Console, keeping: Sequence[Callable[[], list[str]]] = ()) -> int:
+        """To stdout, then wherever it was asked to be kept, and to GitHub where this is one of its steps.
 
-        The result comes first: a disk that is full by now must not take the verdict along.
+        The result comes first: a disk that is full by now takes no verdict along, nor its exit code.
+
+        Args:
+            keeping: what else writes something, and says what in lines.
+
+        Returns:
+            The exit code: 0 or 1.
 
         Raises:
-            SaidElsewhere: a file could not be written.
+            SaidElsewhere: something could not be written, and the verdict is a success.
         """
-        from quantkit.artifact.durable import disk_errors, write_file
-        from quantkit_evals.report import annotations, html, junit, markdown
+        from quantkit_evals.report import annotations
         from quantkit_evals.report.document import document
 
+        from .boundary import describe
         from .show_eval import evaluation
 
         out.result(lambda: document(report), lambda: evaluation(report, verbose=out.verbose))
         if annotations.is_wanted():
             click.echo("\n".join(annotations.annotations(report)), err=True)  # stdout is the result's
-        wanted: list[tuple[str | None, Callable[[], bytes]]] = [
+        failed: list[Exception] = []
+        for write in (*keeping, *self._writing(report)):
+            try:
+                for line in write():
+                    out.say(line)
+            except (
+                QuantkitError,
+                OSError,
+            ) as error:  # said here: with --json, stdout has its one document already
+                said = describe(error)
+                out.error(said.what, said.where, said.accepted, said.hint)
+                failed.append(error)
+        if failed and report.is_success:
+            raise SaidElsewhere(failed[0]) from None
+        return 0 if report.is_success else 1
+
+    def _writing(self, report: Report) -> Iterator[Callable[[], list[str]]]:
+        """The files that were asked for, and the summary of a step of GitHub."""
+        from quantkit.artifact.durable import disk_errors, write_file
+        from quantkit_evals.report import html, junit, markdown
+
+        def to(path: str, make: Callable[[], bytes]) -> list[str]:
+            with disk_errors(Path(path)):
+                write_file(Path(path), make())
+            return [f"wrote {path}"]
+
+        def summary() -> list[str]:
+            markdown.append_step_summary(report)
+            return []
+
+        wanted: tuple[tuple[str | None, Callable[[], bytes]], ...] = (
             (self.html, lambda: html.html(report)),
             (self.junit, lambda: junit.junit_xml(report, made=datetime.now(UTC))),
             (self.markdown, lambda: markdown.markdown(report).encode()),
-        ]
-        try:
-            for path, make in wanted:
-                if path is not None:
-                    with disk_errors(Path(path)):
-                        write_file(Path(path), make())
-                    out.say(f"wrote {path}")
-            markdown.append_step_summary(report)
-        except QuantkitError as error:  # said here: with --json, stdout has its one document already
-            out.error(error.what, error.where, error.accepted, error.hint)
-            raise SaidElsewhere(error) from None
+        )
+        yield from (partial(to, path, make) for path, make in wanted if path is not None)
+        yield summary
 
 
 def _check_file(option: str, path: Path) -> None:

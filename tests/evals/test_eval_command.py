@@ -14,6 +14,7 @@ import pytest
 import quantkit
 from quantkit.artifact import Artifact, verify_artifact
 from quantkit.cli.main import main
+from quantkit.errors import EnvironmentProblem
 from quantkit_evals.run_file import read_run
 
 Result = tuple[int, str, str]
@@ -120,9 +121,30 @@ def test_a_file_that_fails_in_the_end_does_not_take_the_verdict_along(
     monkeypatch.setattr("quantkit.artifact.durable.write_file", full)
     code, text, err = run(capsys, artifact, "--task", mine, "--no-attach", "--html", tmp_path / "r.html", form,
                           "--gate", gate(tmp_path, "metric: mine.acc, min: 1000"))  # fmt: skip
-    assert code == 4 and err.count("error:") == 1 and "r.html" in err and "no space left" in err
+    assert err.count("error:") == 1 and "r.html" in err and "no space left" in err
+    assert code == 1  # what the gate says: 4 would mean that nothing was judged
     said = json.loads(text)["verdict"] if form == "--json" else text.splitlines()[-1]
     assert said.startswith("FAILED")
+    code, text, err = run(capsys, artifact, "--task", mine, "--no-attach", "--html", tmp_path / "r.html", form)
+    assert code == 4 and err.count("error:") == 1 and "MEASURED" in text
+
+
+def test_runs_that_can_not_be_kept_take_no_verdict_along(
+    artifact: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def full(*_: Any, **__: Any) -> None:
+        raise EnvironmentProblem("no space left on device", where="out")
+
+    monkeypatch.setattr("quantkit_evals.report.keep.keep", full)
+    monkeypatch.setattr("quantkit_evals.report.attach.attach", full)
+    failing = gate(tmp_path, "metric: mine.acc, min: 1000")
+    ask = (artifact, "--task", mine, "-o", tmp_path / "out", "--junit", tmp_path / "r.xml")
+    code, text, err = run(capsys, *ask, "--gate", failing)
+    assert code == 1 and text.splitlines()[-1].startswith("FAILED")
+    assert err.count("error: out: no space left on device") == 2
+    assert (tmp_path / "r.xml").exists()  # the others are tried all the same
+    assert run(capsys, *ask)[0] == 4
 
 
 def refused(result: Result, code: int, *words: str) -> None:

@@ -20,6 +20,8 @@ from .text import one_line
 SUMMARY_BYTES = 1 << 20
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _LIST = re.compile(r"^(\d*)([-+.)])")  # would begin a list of its own
+# What would be a link by itself (``://`` and the dot of ``www.``), and the beginning of ``:tada:``.
+_LINK = re.compile(r":(?=//)|(?<=www)\.|:(?=[\w+\\-]+:)", re.IGNORECASE)
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~#&$@])")
 
 
@@ -72,8 +74,8 @@ def append_step_summary(report: Report, environ: Mapping[str, str] | None = None
 
 
 def escape(text: str) -> str:
-    """Text as it is read: no markup, no table cell, no link, no mention, in one line."""
-    return _SPECIAL.sub(r"\\\1", one_line(text))
+    """Text as it is read: no markup, no table cell, no link, no mention, no emoji, in one line."""
+    return _LINK.sub(r"\\\g<0>", _SPECIAL.sub(r"\\\1", one_line(text)))
 
 
 def _fitting(parts: list[str], max_bytes: int) -> list[str]:

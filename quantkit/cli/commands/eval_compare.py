@@ -44,5 +44,4 @@ def compare(
 
     reporting.check()
     report = compare_runs(a, b, judging.settings(), allow_left_out=allow_left_out)
-    reporting.write(report, out)
-    ctx.exit(0 if report.is_success else 1)
+    ctx.exit(reporting.finish(report, out))

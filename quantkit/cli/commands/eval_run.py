@@ -53,15 +53,14 @@ def run(
     decode-forced: continuations go token by token through decode steps. Answers are kept in a cache, so that the
     same command goes on after it was killed. Exit code 1: a gate failed, or is undecided.
     """
-    from quantkit_evals.evaluation import evaluate_model
+    from quantkit_evals.evaluation import measure_model
 
     reporting.check()
     settings = judging.settings(asking)
     model = found(artifact, out)
     with out.progress("evaluating", is_counted=True) as progress:
-        report = evaluate_model(
+        measured = measure_model(
             model, choice(), settings, output=output, is_attached=is_attached, say=out.say,
             on_progress=lambda p: progress(round(1000 * p.share), f"{p.label}: {p.what}", 1000),
         )  # fmt: skip
-    reporting.write(report, out)
-    ctx.exit(0 if report.is_success else 1)
+    ctx.exit(reporting.finish(measured.report, out, measured.keeping))

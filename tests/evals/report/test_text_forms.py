@@ -56,6 +56,32 @@ def test_every_form_says_why_a_limit_is_what_it_is() -> None:
     assert "Why cloze.acc" not in markdown(report)  # its file says nothing
 
 
+def test_no_text_of_strangers_is_a_command_of_github(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = builder.comparison("dual", left_out=("::error::x ##[error]y",))
+    run = replace(found.candidate, candidate={**found.candidate.candidate, "label": "::add-mask::PASSED"})
+    report = Report.of(replace(found, candidate=run))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    console = Console(verbose=True)
+    console.result(dict, lambda: evaluation(report, verbose=True))
+    console.say("  ::stop-commands::x")
+    console.error("##[error]x", "::a", "::b", "::c")
+    both = capsys.readouterr()
+    for line in (both.out + both.err).splitlines():
+        assert not line.lstrip().startswith("::") and "##[" not in line
+    assert ": :add-mask::PASSED" in both.out and "## [error]y" in both.out
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    console.say("::a")
+    assert capsys.readouterr().err == "::a\n"
+
+
+def test_markdown_makes_no_links_and_no_emoji() -> None:
+    assert escape("see http://evil.example/x, WWW.evil.example :tada: a: b ::c") == (
+        "see http\\://evil.example/x, WWW\\.evil.example \\:tada: a: b ::c"
+    )
+
+
 def test_markdown_escapes() -> None:
     assert escape("a|b\nc") == "a\\|b\\\\nc"
     assert escape("<img src=x> [a](b) `c` @all #1 ~~d~~") == (
