@@ -14,6 +14,7 @@ from .paired.counted import changes, right
 from .paired.decision import items_to_decide, verdict
 from .paired.few import Changes, Right, hull, widened
 from .paired.mcnemar import flips
+from .paired.skewed import log_t
 from .run import Item, Metric
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Comparing:
         self.draws = resampled(self.sums, seed=seed, resamples=resamples)
         self.num_items, self.num_clusters = len(self.values), len(self.sums)
         self.is_accuracy = metric.kind == "accuracy"
-        self.is_widened = False
+        self.seed, self.is_widened = seed, False
         self.narrow = Interval(-math.inf, math.inf)  # of the difference, of the bootstrap alone
 
     def result(self) -> MetricComparison:
@@ -93,12 +94,19 @@ class Comparing:
     def _interval(self, difference: Score) -> Interval:
         """Of the difference, or of the own score of a metric of the pair."""
         self.narrow = self._bca(lambda s: s[..., 0] / s[..., 2])
+        if self.metric.is_of_pair and self.metric.kind == "mean" and bool((self.values >= 0).all()):
+            self.narrow = self._skewed() or self.narrow
         seen: Changes | Right | None = None
         if self.num_clusters >= 2:
             seen = self._right() if self.metric.is_of_pair else self._changes()
         interval = widened(self.narrow, difference, self.num_clusters, self.confidence, seen)
         self.is_widened = interval != self.narrow
         return interval
+
+    def _skewed(self) -> Interval | None:
+        return log_t(
+            self.sums[:, 0], self.sums[:, 2], seed=self.seed, resamples=len(self.draws), confidence=self.confidence
+        )
 
     def _score_interval(self, candidate: Score) -> Interval:
         """Of the candidate's own score."""

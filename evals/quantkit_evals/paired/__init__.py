@@ -5,6 +5,7 @@ the rest speaks. Items of one document depend on each other, so that everything 
 
     clusters    sums per cluster, the ratio estimator with its cluster-robust standard error, test of no difference
     bootstrap   BCa intervals over resampled clusters
+    skewed      intervals of divergences, whose tails a bootstrap has hardly seen
     counted     what changed, in numbers of independent items
     few         wider intervals where there are few clusters or few changes, which a bootstrap is too sure of
     mcnemar     exact and mid-p tests of flips, and their power
