@@ -211,10 +211,7 @@ class Reporting:
             try:
                 for line in write():
                     out.say(line)
-            except (
-                QuantkitError,
-                OSError,
-            ) as error:  # said here: with --json, stdout has its one document already
+            except (QuantkitError, OSError) as error:  # said here: stdout has its one document already
                 said = describe(error)
                 out.error(said.what, said.where, said.accepted, said.hint)
                 failed.append(error)
