@@ -17,6 +17,8 @@ from quantkit.errors import UsageError
 from .configuration import Configuration
 from .run import Item, Metric, Run, Task
 
+PATHS = "scored by different paths"  # where nothing was left out, and differences may speak of something else
+
 
 @dataclass(frozen=True, slots=True)
 class Matched:
@@ -151,7 +153,7 @@ class _Matcher:
                 hint="Run both with the same --path: else a difference is of the paths as well.",
             )  # fmt: skip
         self.notes.append(
-            f"task {task.name}: scored by different paths ({theirs.path} by the baseline, {task.path} by the "
+            f"task {task.name}: {PATHS} ({theirs.path} by the baseline, {task.path} by the "
             "candidate), so that a difference may be theirs"
         )
 

@@ -17,6 +17,8 @@ from quantkit.errors import UsageError
 from quantkit_evals.compare import compare
 from quantkit_evals.comparison import Comparison, Interval, MetricComparison, Verdict
 from quantkit_evals.gate import Gate, judge
+from quantkit_evals.report.gaps import gaps
+from quantkit_evals.report.report import Report
 from quantkit_evals.run import Metric, Run, Skipped
 from tests.evals.runs import ACC, KL, PERPLEXITY, items, run, task
 
@@ -373,6 +375,8 @@ def test_another_path_or_arithmetic_of_our_engine_is_refused() -> None:
     assert "scored by different paths (prefill by the baseline, decode by the candidate)" in compare(
         prefill, other
     ).left_out[0]  # fmt: skip
+    (line,) = [line for line in gaps(Report.of(compare(prefill, other))) if "different paths" in line]
+    assert line.startswith("cand: task cloze: scored by")
     made = [
         replace(one, candidate={**one.candidate, "configuration": {"weights": "fp8", **stated}})
         for one, stated in ((base, {"fp8_activations": "none"}), (cand, {"fp8_activations": "dynamic128"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from ..matching import PATHS
 from ..run import Run, Skipped
 from . import identity
 from .report import Judged, Report
@@ -19,7 +20,8 @@ def gaps(report: Report) -> Iterator[str]:
     baseline = report.judged[0].comparison.baseline
     yield from _skipped(baseline, f"{baseline.label} (baseline)")
     for judged in report.judged:
-        yield from (f"{judged.label}: left out: {reason}" for reason in judged.comparison.left_out)
+        for reason in judged.comparison.left_out:
+            yield f"{judged.label}: {reason}" if PATHS in reason else f"{judged.label}: left out: {reason}"
         yield from _skipped(judged.comparison.candidate, judged.label)
         yield from _asked_otherwise(judged)
         yield from _few(judged)

@@ -35,7 +35,7 @@ def test_against_a_plain_loop() -> None:
 
 def test_closer_to_its_level_than_bca_where_tails_are_heavy() -> None:
     """Log-normal blocks of sigma 1: how often the whole interval lies below the true mean, of 2.5 %."""
-    values = np.random.default_rng(0).lognormal(0, 1, (300, 64))
+    values = np.random.default_rng(0).lognormal(0, 1, (120, 64))
     ones, true, below, theirs = np.ones(64), math.exp(0.5), 0, 0
     for number, row in enumerate(values):
         found = log_t(row, ones, seed=number, resamples=2000, confidence=0.95)
@@ -44,7 +44,7 @@ def test_closer_to_its_level_than_bca_where_tails_are_heavy() -> None:
         sums = np.stack([row, ones], axis=1)
         plain = bca(sums, resampled(sums, seed=number, resamples=2000), lambda s: s[..., 0] / s[..., 1], 0.95)
         theirs += plain.high < true
-    assert below / 300 < 0.07 and below < theirs
+    assert below <= 9 and below < theirs  # of 120
 
 
 def test_where_there_is_none() -> None:
