@@ -1,8 +1,10 @@
 """What ``quantkit serve SOURCE`` stands for: a directory, or a bundled model, converted the first time.
 
 A bundled model becomes an artifact in the user's cache (``$XDG_CACHE_HOME/quantkit/artifacts``, by default
-``~/.cache``), by its own recipe; its name carries the version of the code that made it, so that an older one is
-never served by mistake. A recipe's name or a Hub repository is not converted here: that takes hours, and a disk.
+``~/.cache``), by its own recipe; ``tiny-glm-w4``, as the artifact is called in all examples, is the same unless a
+directory of that name is there. The folder's name carries the version of the code that made it, so that an older
+one is never served by mistake. A recipe's name or a Hub repository is not converted here: that takes hours, and a
+disk.
 """
 
 from __future__ import annotations
@@ -45,18 +47,19 @@ def servable(
     if path.is_dir():
         _check_is_model(path)
         return Servable(path, path.resolve().name)
-    if path.exists() or source not in BUNDLED:
+    name = source.removesuffix("-w4")
+    if path.exists() or name not in BUNDLED:
         raise UsageError(
             "is not a directory", where=source,
             accepted=f"an artifact, a checkpoint's directory, or a bundled model ({', '.join(sorted(BUNDLED))})",
             hint="`quantkit convert` makes an artifact of anything else.",
         )  # fmt: skip
-    target = cache_folder() / f"{source}-{quantkit.__version__}"
+    target = cache_folder() / f"{name}-{quantkit.__version__}"
     if not target.exists():
-        say(f"{source} is converted first, into {target}; once, in under a minute")
+        say(f"{name} is converted first, into {target}; once, in under a minute")
         target.parent.mkdir(parents=True, exist_ok=True)
-        quantkit.convert(quantkit.plan(source), target, on_progress=on_progress)
-    return Servable(target, source)
+        quantkit.convert(quantkit.plan(name), target, on_progress=on_progress)
+    return Servable(target, name)
 
 
 def _check_is_model(folder: Path) -> None:

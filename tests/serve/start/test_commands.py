@@ -21,7 +21,7 @@ import pytest
 
 import quantkit
 from quantkit.artifact.layout import JOURNAL
-from quantkit.errors import ArtifactError
+from quantkit.errors import ArtifactError, UsageError
 from quantkit_serve.start.servable import servable
 
 PROMPT = "Once upon a time"
@@ -170,6 +170,22 @@ def test_a_directory_without_a_model_is_named(artifact: Path, tmp_path: Path) ->
     with pytest.raises(ArtifactError, match=r"w4\.partial: is a conversion that has not ended"):
         servable(str(tmp_path / "w4.partial"))
     assert servable(str(artifact)).name == servable(str(artifact / "decode/../../tiny-w4")).name == "tiny-w4"
+
+
+def test_a_bundled_models_artifact_by_its_usual_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(plan: Any, target: Path, **_: Any) -> None:
+        target.mkdir()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("quantkit.convert", convert)
+    monkeypatch.setattr("quantkit.plan", lambda source: source)
+    monkeypatch.chdir(tmp_path)
+    assert servable("tiny-glm-w4") == servable("tiny-glm")
+    (tmp_path / "tiny-glm-w4").mkdir()
+    with pytest.raises(ArtifactError, match="neither an artifact"):  # what is there is meant
+        servable("tiny-glm-w4")
+    with pytest.raises(UsageError, match="not a directory"):
+        servable("tiny-glm-w4-w4")
 
 
 def test_the_context_that_is_printed_fits_the_pool(artifact: Path) -> None:
