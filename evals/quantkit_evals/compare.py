@@ -55,7 +55,7 @@ def compare(
         raise UsageError(
             f"the runs did not score the same: {found.left_out[0]}{more}",
             where=f"{baseline.label}, {candidate.label}",
-            hint="What both have can be compared if leaving out the rest is allowed.",
+            hint="What both have can be compared with --allow-left-out.",
         )
     own = margins or {}
     metrics = [
